@@ -1,0 +1,74 @@
+"""kvcodec: KV caches of language models, small enough for Flash.
+
+Importing this package imports neither numba nor numpy; each public name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kvcodec._version import __version__
+
+if TYPE_CHECKING:
+    from kvcodec.bulk.decode import decode_log as decode
+    from kvcodec.bulk.encode import encode_dump as encode
+    from kvcodec.codecs import EncodedArray, decode_array, encode_array
+    from kvcodec.errors import KvcodecError
+    from kvcodec.flash.geometry import Geometry
+    from kvcodec.layout import StreamId
+    from kvcodec.spec import CodecSpec
+    from kvcodec.store.model import Layer, Model, Stream
+    from kvcodec.store.sequence import Sequence
+    from kvcodec.store.store import Store
+    from kvcodec.store.store import open_store as open  # noqa: A004
+
+_WHERE = {
+    "CodecSpec": "kvcodec.spec:CodecSpec",
+    "EncodedArray": "kvcodec.codecs:EncodedArray",
+    "Geometry": "kvcodec.flash.geometry:Geometry",
+    "KvcodecError": "kvcodec.errors:KvcodecError",
+    "Layer": "kvcodec.store.model:Layer",
+    "Model": "kvcodec.store.model:Model",
+    "Sequence": "kvcodec.store.sequence:Sequence",
+    "Store": "kvcodec.store.store:Store",
+    "Stream": "kvcodec.store.model:Stream",
+    "StreamId": "kvcodec.layout:StreamId",
+    "decode": "kvcodec.bulk.decode:decode_log",
+    "decode_array": "kvcodec.codecs:decode_array",
+    "encode": "kvcodec.bulk.encode:encode_dump",
+    "encode_array": "kvcodec.codecs:encode_array",
+    "open": "kvcodec.store.store:open_store",
+}
+
+__all__ = [
+    "CodecSpec",
+    "EncodedArray",
+    "Geometry",
+    "KvcodecError",
+    "Layer",
+    "Model",
+    "Sequence",
+    "Store",
+    "Stream",
+    "StreamId",
+    "__version__",
+    "decode",
+    "decode_array",
+    "encode",
+    "encode_array",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'kvcodec' has no attribute {name!r}")
+    module, _, attribute = _WHERE[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

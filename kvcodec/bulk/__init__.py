@@ -1,0 +1,1 @@
+"""Whole dumps at once: encode, decode, compare."""

@@ -1,0 +1,164 @@
+"""Arrays outside any log: encode_array, decode_array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvcodec.codecs.codec import Codec, codec_for, find_nonfinite
+from kvcodec.errors import DtypeError, NonFiniteError, ShapeError, SpecError
+from kvcodec.layout import DtypeId, StreamId
+from kvcodec.spec import CodecSpec
+
+_DTYPES: dict[DtypeId, np.dtype[Any]] = {
+    DtypeId.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    DtypeId.FLOAT16: np.dtype(np.float16),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedArray:
+    """Coded rows of one stream: tokens (int) x heads x dim.
+
+    full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
+    bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
+    """
+
+    spec: CodecSpec
+    stream: StreamId
+    dtype: DtypeId
+    tokens: int
+    heads: int
+    dim: int
+    full: NDArray[np.uint8]
+    tail: NDArray[np.uint8]
+    errors: NDArray[np.uint16]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scales, zeros and codes, padding included."""
+        return self.full.nbytes + self.tail.nbytes
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the 16-bit rows over nbytes; 1.0 of no rows."""
+        return 2 * self.tokens * self.heads * self.dim / self.nbytes if self.nbytes else 1.0
+
+
+def encode_array(
+    x: NDArray[Any], spec: CodecSpec | str, *, stream: StreamId | str = "k", dtype: DTypeLike | None = None
+) -> EncodedArray:
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32.
+
+    dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
+    Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
+
+    >>> encode_array(np.zeros((64, 8, 128), np.float16), "int4/channel/g64").nbytes
+    36864
+    """
+    stream = _take_stream(stream)
+    codec = codec_for(spec, stream)
+    if not isinstance(x, np.ndarray):
+        raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")
+    if x.ndim != 3 or not x.shape[1] or not x.shape[2]:
+        raise ShapeError(f"x: shape is {x.shape}, want (tokens, heads, dim) with heads and dim above 0")
+    rows, dtype_id = _take_rows(x, dtype)
+    if bad := find_nonfinite(rows, dtype_id):
+        raise NonFiniteError(None, stream.name.lower(), *bad)
+    tokens, heads, dim = rows.shape
+    split = tokens - tokens % codec.token_group
+    full = codec.encode(rows[:split], dtype_id, codec.token_group)
+    rest = codec.encode(rows[split:], dtype_id, tokens - split or 1)
+    errors = np.concatenate([full.errors, rest.errors])
+    return EncodedArray(codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors)
+
+
+def decode_array(
+    encoded: EncodedArray, tokens: slice | NDArray[np.integer[Any]] | None = None, dtype: DTypeLike | None = None
+) -> NDArray[Any]:
+    """Rows (chosen tokens, heads, dim) in the dtype that was coded, or in float32 if dtype says so.
+
+    tokens: a slice, an array of token numbers (each within 0 to encoded.tokens - 1, in any order), or None for
+    all. Only records that hold a chosen token are decoded. Raises ShapeError, DtypeError, CorruptRecord.
+    """
+    model_dtype = _DTYPES[encoded.dtype]
+    wanted = model_dtype if dtype is None else np.dtype(dtype)
+    if wanted not in (model_dtype, np.float32):
+        raise DtypeError(f"dtype is {wanted}, want {model_dtype} or float32")
+    chosen = _take_tokens(tokens, encoded.tokens)
+    codec = codec_for(encoded.spec, encoded.stream)
+    out = np.empty((len(chosen), encoded.heads, encoded.dim), np.float32 if wanted == np.float32 else np.uint16)
+    split = len(encoded.full) * codec.token_group
+    _decode_into(out, chosen < split, chosen, encoded.full, codec.token_group, codec, encoded)
+    _decode_into(out, chosen >= split, chosen - split, encoded.tail, encoded.tokens - split, codec, encoded)
+    return out if wanted == np.float32 else out.view(model_dtype)
+
+
+def _decode_into(
+    out: NDArray[Any],
+    here: NDArray[np.bool_],
+    chosen: NDArray[np.int64],
+    body: NDArray[np.uint8],
+    record_tokens: int,
+    codec: Codec,
+    encoded: EncodedArray,
+) -> None:
+    """Fill out[here] with the rows chosen[here], counted from the first record of body."""
+    if not here.any():
+        return
+    every = bool(here.all())
+    wanted = chosen if every else chosen[here]
+    records = np.unique(wanted // record_tokens)
+    first, last = int(records[0]), int(records[-1]) + 1
+    contiguous = last - first == len(records)
+    body = body[first:last] if contiguous else body[records]
+    as_float32 = out.dtype == np.float32
+    rows = codec.decode(body, record_tokens, encoded.dim, encoded.dtype, as_float32=as_float32)
+    at = np.searchsorted(records, wanted // record_tokens) * record_tokens + wanted % record_tokens
+    out[slice(None) if every else here] = rows[at]
+
+
+def _take_stream(stream: StreamId | str) -> StreamId:
+    if isinstance(stream, StreamId):
+        return stream
+    found = next((s for s in StreamId if s.name.lower() == stream), None)
+    if found is None:
+        raise SpecError(f"stream is {stream!r}, want one of {', '.join(s.name.lower() for s in StreamId)}")
+    return found
+
+
+def _take_rows(x: NDArray[Any], dtype: DTypeLike | None) -> tuple[NDArray[np.uint16], DtypeId]:
+    """Bits of x as a 16-bit dtype, and which."""
+    own = next((d for d, t in _DTYPES.items() if x.dtype == t), None)
+    asked = None if dtype is None else next((d for d, t in _DTYPES.items() if np.dtype(dtype) == t), None)
+    if dtype is not None and asked is None:
+        raise DtypeError(f"dtype is {np.dtype(dtype)}, want bfloat16 or float16")
+    if own is None and x.dtype != np.float32:
+        raise DtypeError(f"x: dtype is {x.dtype}, want bfloat16, float16 or float32")
+    if own is not None and asked not in (None, own):
+        raise DtypeError(f"x: dtype is {x.dtype}, want {np.dtype(dtype)}")
+    dtype_id = own or asked or DtypeId.BFLOAT16
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused as an infinity
+        halves = np.ascontiguousarray(x.astype(_DTYPES[dtype_id], copy=False))
+    return halves.view(np.uint16), dtype_id
+
+
+def _take_tokens(tokens: slice | NDArray[np.integer[Any]] | None, count: int) -> NDArray[np.int64]:
+    """Token numbers that were asked for."""
+    if tokens is None:
+        return np.arange(count)
+    if isinstance(tokens, slice):
+        return np.arange(count)[tokens]
+    chosen = np.asarray(tokens)
+    if chosen.ndim != 1:
+        raise ShapeError(f"tokens: shape is {chosen.shape}, want a slice or one axis of token numbers")
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise DtypeError(f"tokens: dtype is {chosen.dtype}, want integers")
+    if chosen.size and (chosen.min() < 0 or chosen.max() >= count):
+        worst = chosen.min() if chosen.min() < 0 else chosen.max()
+        raise ShapeError(f"tokens: {worst} is out of range, want 0 to {count - 1}")
+    return chosen.astype(np.int64)

@@ -1,0 +1,110 @@
+"""What every codec can do, and which one a spec names."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.errors import ShapeError
+from kvcodec.layout import CodecId, DtypeId, HeadSections, StreamId
+from kvcodec.spec import CodecSpec
+
+EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
+
+
+class Encoded(NamedTuple):
+    """Coded records. body: uint8 (records, heads, head bytes). errors: uint16 (records, heads), Q15 of sqrt(sum of
+    squared errors / sum of squares), at most 65535; 0 for raw.
+    """
+
+    body: NDArray[np.uint8]
+    errors: NDArray[np.uint16]
+
+
+class Codec(Protocol):
+    """A codec of one stream. Rows are 16-bit floats as uint16 bits, (records * tokens, heads, dim).
+
+    A full record holds `token_group` tokens; the last one of a sequence may be shorter.
+    """
+
+    @property
+    def spec(self) -> CodecSpec: ...
+
+    @property
+    def channel_lane(self) -> bool: ...
+
+    @property
+    def token_group(self) -> int: ...
+
+    def sections(self, tokens: int, dim: int) -> HeadSections:
+        """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
+        ...
+
+    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:
+        """Code finite rows (records * tokens, heads, dim) as records of `tokens` tokens each. ShapeError."""
+        ...
+
+    def decode(
+        self, body: NDArray[np.uint8], tokens: int, dim: int, dtype: DtypeId, *, as_float32: bool = False
+    ) -> NDArray[Any]:
+        """Rows (records * tokens, heads, dim) of records of `tokens` tokens: uint16 bits of dtype, or float32.
+
+        body: uint8 (records, heads, head bytes), or (heads, head bytes) of one record; any heads and records of
+        what encode returned will do. Raises ShapeError, or CorruptRecord as validate does.
+        """
+        ...
+
+    def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
+        """Raise CorruptRecord with the byte position in `body` of the first field no encoder writes."""
+        ...
+
+
+def codec_for(spec: CodecSpec | str, stream: StreamId) -> Codec:
+    """The codec of a spec, or of its text, for a stream. Raises SpecError."""
+    spec = CodecSpec.parse(spec)
+    if spec.codec == CodecId.RAW:
+        from kvcodec.codecs.raw import RawCodec
+
+        return RawCodec(stream)
+    from kvcodec.codecs.grouped import GroupedCodec
+
+    return GroupedCodec(spec, stream)
+
+
+def find_nonfinite(rows: NDArray[np.uint16], dtype: DtypeId) -> tuple[int, int, int] | None:
+    """(token, head, channel) of the first NaN or Inf of rows (tokens, heads, dim), or None."""
+    from kvcodec.kernels import floats
+
+    tokens, heads, dim = rows.shape
+    flat = freeze(rows.reshape(tokens, heads * dim))
+    at = int(floats.find_nonfinite(flat, np.uint16(EXPONENT_BITS[dtype])))
+    return None if at < 0 else (at // (heads * dim), at // dim % heads, at % dim)
+
+
+def freeze(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only, contiguous and aligned view, else copy: the one form in which kernels are given what they read.
+
+    Arrays of the caller and read-only maps of files would otherwise each compile every kernel anew.
+    """
+    frozen = np.require(array, requirements=["C", "A"]).view()
+    frozen.flags.writeable = False
+    return frozen
+
+
+def split_records(rows: NDArray[np.uint16], tokens: int) -> int:
+    """How many records of `tokens` tokens the rows are. Raises ShapeError unless it is a whole number."""
+    if rows.ndim != 3 or tokens < 1 or rows.shape[0] % tokens or not rows.shape[1] or not rows.shape[2]:
+        raise ShapeError(f"rows: shape is {rows.shape}, want (records * {tokens}, heads, dim)")
+    return len(rows) // tokens
+
+
+def take_body(body: NDArray[np.uint8], head_bytes: int) -> NDArray[np.uint8]:
+    """Frozen body as (records, heads, head bytes), its 16- and 32-bit fields aligned. Raises ShapeError."""
+    if body.ndim not in (2, 3) or body.shape[-1] != head_bytes:
+        raise ShapeError(f"body: shape is {body.shape}, want (records, heads, {head_bytes})")
+    body = np.ascontiguousarray(body)
+    if body.ctypes.data % 4:
+        body = body.copy()
+    return freeze(body.reshape(-1, *body.shape[-2:]))

@@ -1,0 +1,303 @@
+"""The emulated Flash device: program units, spare slots and erase blocks in one file (formats/device.md).
+
+A unit is programmed once, in ascending order within its block; only an erase makes it programmable again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.errors import CorruptRecord, DeviceError, NoSpace, NotErased
+from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.geometry import Geometry
+from kvcodec.flash.image import Bytes, Image
+from kvcodec.flash.superblock import Superblock, read_superblock
+from kvcodec.layout import (
+    BLOCK_HEADER,
+    BLOCK_MAGIC,
+    NO_FRAME,
+    SPARE_BYTES,
+    SPARE_SLOT,
+    SUPERBLOCK_BYTES,
+    SUPERBLOCKS,
+)
+
+_FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
+_ERASED = 0xFF
+_UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
+
+
+@dataclass
+class Counters:
+    """Cumulative bytes: programmed (whole units), framed (frames with their headers), host (rows as coded)."""
+
+    programmed: int = 0
+    framed: int = 0
+    host: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """An erase block in use, as its header says; `before` counts what was written before it was opened."""
+
+    number: int
+    generation: int
+    erase_count: int
+    before: Counters | None
+
+
+class Device:
+    """One device image, open for reading or for writing.
+
+    Attributes: geometry, uuid, blocks (capacity in erase blocks), counters (since the device was made).
+    """
+
+    def __init__(self, image: Image, superblock: Superblock) -> None:
+        self.image = image
+        self.geometry: Geometry = superblock.geometry
+        self.uuid, self.blocks = superblock.uuid, superblock.blocks
+        self.counters = Counters()
+        self.erase_counts: dict[int, int] = {}
+        self._erased: set[int] = set()
+        self._untouched = 0
+        self._open: Block | None = None
+        self._next_unit = 0
+        self._failed = False
+
+    @classmethod
+    def create(
+        cls, path: Path, geometry: Geometry, *, blocks: int, overwrite: bool = False, uuid: bytes = b""
+    ) -> Device:
+        """A new device under `path`; the file appears there whole, or not at all."""
+        superblock = Superblock(uuid or os.urandom(16), geometry, blocks)
+        image = Image.create(path)
+        try:
+            image.write(0, superblock.encode())
+            image.sync()
+            image.publish(path, overwrite=overwrite)
+        except BaseException:
+            image.discard()
+            raise
+        return cls(image, superblock)
+
+    @classmethod
+    def open(cls, path: Path, *, writable: bool = False) -> Device:
+        image = Image.open(path, writable=writable)
+        try:
+            return cls(image, read_superblock(image))
+        except BaseException:
+            image.close()
+            raise
+
+    def close(self) -> None:
+        self.image.close()
+
+    # -- places ------------------------------------------------------------------------------------------------
+
+    def file_offset(self, block: int, offset: int = 0) -> int:
+        """Byte in the file at which byte `offset` of a block's data lies."""
+        return _FIRST_BLOCK + block * self.geometry.stride + self.geometry.spare_area + offset
+
+    def _spare_offset(self, block: int, unit: int) -> int:
+        return _FIRST_BLOCK + block * self.geometry.stride + unit * SPARE_BYTES
+
+    def present_blocks(self) -> int:
+        """How many blocks the file reaches into."""
+        return min(self.blocks, -(-max(0, self.image.size - _FIRST_BLOCK) // self.geometry.stride))
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def data(self, block: int, offset: int, length: int) -> Bytes:
+        """Bytes as the file holds them, without a copy: an unprogrammed unit is zeros. Shorter at the file's end."""
+        length = max(0, min(length, self.geometry.block_bytes - offset))
+        return self.image.view(self.file_offset(block, offset), length)
+
+    def slots(self, block: int) -> npt.NDArray[np.void]:
+        """The spare slots of a block, as many as the file reaches."""
+        raw = self.image.view(self._spare_offset(block, 0), self.geometry.units_per_block * SPARE_BYTES)
+        return raw[: raw.size // SPARE_BYTES * SPARE_BYTES].view(SPARE_SLOT)
+
+    def programmed(self, block: int) -> npt.NDArray[np.bool_]:
+        """Which units of a block have been programmed: their slot is not zero and the file holds all their bytes."""
+        out = np.zeros(self.geometry.units_per_block, np.bool_)
+        words = self.slots(block).view("<u8").reshape(-1, 2)
+        held = self.data(block, 0, self.geometry.block_bytes).size // self.geometry.unit_bytes
+        n = min(len(words), held)
+        out[:n] = (words[:n] != 0).any(axis=1)
+        return out
+
+    def read(self, block: int, unit: int, units: int = 1) -> Bytes:
+        """A copy of whole units as the device presents them: 0xFF where nothing was programmed.
+
+        Raises CorruptRecord if a unit's bytes don't carry the checksum that its slot binds to this place.
+        """
+        size = self.geometry.unit_bytes
+        out = np.full(units * size, _ERASED, np.uint8)
+        programmed = self.programmed(block)
+        for i in range(units):
+            if programmed[unit + i]:
+                self.check_unit(block, unit + i)
+                out[i * size : (i + 1) * size] = self.data(block, (unit + i) * size, size)
+        return out
+
+    def check_unit(self, block: int, unit: int) -> None:
+        """Raises CorruptRecord if a programmed unit is not what was programmed at this place."""
+        size = self.geometry.unit_bytes
+        slot = self.slots(block)[unit]
+        data = self.data(block, unit * size, size)
+        if self._slot_crc(block, unit, data, slot.tobytes()[4:]) != int(slot["crc"]):
+            raise CorruptRecord(self.file_offset(block, unit * size), f"unit {unit} of block {block}: spare checksum")
+
+    def generation(self, block: int, unit: int) -> int:
+        """Generation that a unit was programmed under; 0 if it is erased."""
+        slots = self.slots(block)
+        return int(slots[unit]["generation"]) if unit < len(slots) else 0
+
+    def generations(self) -> npt.NDArray[np.uint64]:
+        """Generation of every block that the file reaches into, unchecked; 0 for an erased one. One cheap look."""
+        first, second = self._generations_at(0), self._generations_at(1)
+        first[: len(second)] = np.where(first[: len(second)] == 0, second, first[: len(second)])
+        return first
+
+    def _generations_at(self, unit: int) -> npt.NDArray[np.uint64]:
+        stride, at = self.geometry.stride, unit * SPARE_BYTES
+        raw = self.image.view(_FIRST_BLOCK, self.present_blocks() * stride)
+        n = max(0, -(-(raw.size - at - SPARE_BYTES + 1) // stride))
+        field = SPARE_SLOT.fields["generation"][1]  # type: ignore[index]
+        return np.ndarray((n,), "<u8", raw, at + field, (stride,)).copy() if n else np.empty(0, np.uint64)
+
+    def block(self, number: int) -> Block | None:
+        """A block in use; None if it is erased.
+
+        If the header unit is damaged, the block is known by the first unit that is not, and `before` is None.
+        Raises CorruptRecord if no unit is good.
+        """
+        try:
+            return self._header(number)
+        except CorruptRecord as damage:
+            for unit in np.flatnonzero(self.programmed(number))[:_UNITS_ASKED].tolist():
+                with contextlib.suppress(CorruptRecord):
+                    self.check_unit(number, unit)
+                    return Block(number, self.generation(number, unit), 0, None)
+            raise damage from None
+
+    def _header(self, number: int) -> Block | None:
+        if not self.programmed(number).any():
+            return None
+        at = self.file_offset(number)
+        self.check_unit(number, 0)
+        header = self.data(number, 0, BLOCK_HEADER.itemsize).view(BLOCK_HEADER)[0]
+        if int(header["crc"]) != crc32c(header.tobytes()[:-4]) or int(header["magic"]) != BLOCK_MAGIC:
+            raise CorruptRecord(at, f"header of block {number}: magic or checksum")
+        if int(header["block"]) != number or int(header["generation"]) != self.generation(number, 0):
+            raise CorruptRecord(at, f"header of block {number} belongs to another place")
+        if any(header["reserved"].tobytes()):
+            raise CorruptRecord(at, f"header of block {number}: a reserved field is set")
+        before = Counters(*(int(header[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
+        return Block(number, int(header["generation"]), int(header["erase_count"]), before)
+
+    def _slot_crc(self, block: int, unit: int, data: Bytes | bytes, rest: bytes) -> int:
+        place = self.uuid + (block * self.geometry.units_per_block + unit).to_bytes(8, "little")
+        return crc32c(rest, crc32c(data, crc32c(place)))
+
+    # -- programming -------------------------------------------------------------------------------------------
+
+    def resume(self, block: Block | None, next_unit: int, counters: Counters, erase_counts: dict[int, int]) -> None:
+        """Take up writing where a scan of the log found its end: the block in use, and all blocks' erase counts."""
+        self._open, self._next_unit, self.counters = block, next_unit, counters
+        self._untouched = self.present_blocks()
+        self._erased = {b for b in range(self._untouched) if not self.programmed(b).any()}
+        mean = round(sum(erase_counts.values()) / len(erase_counts)) if erase_counts else 0
+        self.erase_counts = erase_counts | dict.fromkeys(self._erased - set(erase_counts), mean)
+
+    def next_blocks(self, n: int) -> list[int]:
+        """The n erased blocks that will be opened next, least worn first. Raises NoSpace."""
+        fresh = range(self._untouched, min(self._untouched + n, self.blocks))
+        candidates = sorted([*fresh, *self._erased], key=lambda b: (self.erase_counts.get(b, 0), b))
+        if len(candidates) < n:
+            raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {len(candidates)} left", str(self.image.path))
+        return candidates[:n]
+
+    def allocate(self, generation: int) -> Block:
+        """Open the next erased block for programming: its header takes the first unit.
+
+        `generation` is above every one used before. Raises NoSpace.
+        """
+        number = self.next_blocks(1)[0]
+        before = replace(self.counters)
+        block = Block(number, generation, self.erase_counts.get(number, 0), before)
+        header = np.zeros((), BLOCK_HEADER)
+        header["magic"], header["block"], header["generation"] = BLOCK_MAGIC, number, generation
+        header["erase_count"], header["programmed_bytes"] = block.erase_count, before.programmed
+        header["framed_bytes"], header["host_bytes"] = before.framed, before.host
+        header["crc"] = crc32c(header.tobytes()[:-4])
+        self._open, self._next_unit = block, 0
+        self.program(number, 0, header.tobytes().ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
+        self._erased.discard(number)
+        self._untouched = max(self._untouched, number + 1)
+        self.erase_counts[number] = block.erase_count
+        return block
+
+    def program(self, block: int, unit: int, data: bytes, first_frames: Sequence[int]) -> None:
+        """Program whole units of the open block, in one pass. `first_frames`: per unit, the offset in it of the
+        first frame that starts there, or NO_FRAME.
+
+        Raises NotErased for a unit that was programmed or is out of order, NoSpace and DeviceError.
+        After a failure in the middle nothing more can be programmed until the log is opened again.
+        """
+        size, n = self.geometry.unit_bytes, len(first_frames)
+        if self._failed:
+            raise DeviceError(errno.EIO, "an earlier write failed; open the log again", str(self.image.path))
+        if self._open is None or block != self._open.number or unit != self._next_unit or len(data) != n * size:
+            raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is not the next one to program")
+        self._refuse_unless_erased(block, unit, n)
+        self.reserve(block, unit * size, (unit + n) * size)
+        slots = np.zeros(n, SPARE_SLOT)
+        slots["first_frame"], slots["generation"] = first_frames, self._open.generation
+        view = memoryview(data)
+        for i in range(n):
+            piece = bytes(view[i * size : (i + 1) * size])
+            slots["crc"][i] = self._slot_crc(block, unit + i, piece, slots[i].tobytes()[4:])
+        self._failed = True
+        self.image.write(self.file_offset(block, unit * size), data)
+        self.image.write(self._spare_offset(block, unit), slots.tobytes())
+        self._failed = False
+        self._next_unit += n
+        self.counters.programmed += n * size
+
+    def reserve(self, block: int, start: int, end: int) -> None:
+        """Have the disk hold these bytes of a block, and its spare area, before they are programmed."""
+        self.image.reserve(self._spare_offset(block, 0), self.file_offset(block))
+        self.image.reserve(self.file_offset(block, start), self.file_offset(block, end))
+
+    def _refuse_unless_erased(self, block: int, unit: int, units: int) -> None:
+        size = self.geometry.unit_bytes
+        if unit + units > self.geometry.units_per_block:
+            raise NotErased(errno.EINVAL, f"unit {unit + units - 1} is beyond block {block}")
+        if (
+            self.slots(block)[unit : unit + units].view(np.uint8).any()
+            or self.data(block, unit * size, units * size).any()
+        ):
+            raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is already programmed")
+
+    def erase(self, block: int) -> None:
+        """Erase a block: all of it reads as 0xFF again."""
+        self.image.punch(self._spare_offset(block, 0), self.geometry.stride)
+        self.erase_counts[block] = self.erase_counts.get(block, 0) + 1
+        self._erased.add(block)
+        if self._open is not None and block == self._open.number:
+            self._open = None
+
+    def sync(self) -> None:
+        """Everything programmed so far is on the medium when this returns."""
+        failed, self._failed = self._failed, True
+        self.image.sync()
+        self._failed = failed

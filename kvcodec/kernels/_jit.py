@@ -1,0 +1,83 @@
+"""The `jit` decorator of all kernels, and where their machine code is cached."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_config: Any = numba.config
+
+
+def hash_sources() -> str:
+    """Hash of the source of all kernels and of the numba settings that change their machine code.
+
+    numba's own cache key knows neither a kernel's imports nor these settings.
+    """
+    digest = hashlib.sha256(f"{_config.OPT} {_config.BOUNDSCHECK}".encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def find_cache() -> Path:
+    """Directory of the machine code of exactly these sources. Raises RuntimeError when there is no home."""
+    if own := os.environ.get("KVCODEC_CACHE_DIR"):
+        root = Path(own)
+    elif xdg := os.environ.get("XDG_CACHE_HOME"):
+        root = Path(xdg) / "kvcodec"
+    else:
+        root = Path.home() / ".cache" / "kvcodec"
+    return root / f"kernels-{hash_sources()}"
+
+
+@functools.cache
+def _cache_directory() -> str | None:
+    if os.environ.get("KVCODEC_JIT_CACHE") == "0":
+        return None
+    try:
+        return str(find_cache())
+    except (OSError, RuntimeError):
+        return None
+
+
+def _enable_cache(dispatcher: Any) -> None:
+    """Caching is a convenience: a read-only installation without a home goes on without."""
+    directory = _cache_directory()
+    if directory is None:
+        return
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = directory
+    try:
+        dispatcher.enable_caching()
+    except (OSError, RuntimeError):
+        pass
+    finally:
+        _config.CACHE_DIR = before
+
+
+def _silence(function: _F) -> _F:
+    """NumPy's scalars warn of overflows which compiled code, and the kernels' contract, take for granted."""
+
+    @functools.wraps(function)
+    def silent(*args: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return cast(_F, silent)
+
+
+def jit(function: _F) -> _F:
+    """Compile a kernel on first use: without the GIL, without fastmath, division by zero as IEEE 754 has it."""
+    if _config.DISABLE_JIT:
+        return _silence(function)
+    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+    _enable_cache(dispatcher)
+    return cast(_F, dispatcher)

@@ -1,0 +1,369 @@
+"""Every struct that reaches Flash, once. All integers are little-endian; no struct has holes.
+
+formats/*.md document these dtypes field by field and tests/test_formats.py compares the two. Nothing else in
+kvcodec knows an offset.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import numpy as np
+
+FORMAT_VERSION = 0
+SUPERBLOCK_MAGIC = b"\x89KVLOG\r\n"  # the CR LF and the high bit reveal a text-mode transfer
+BYTE_ORDER = 0x0A0B0C0D
+ALIGNMENT = 64  # of group metadata and index streams in a block: one tile row
+FILE_ALIGNMENT = 4096  # of blocks in the file
+SUPERBLOCK_BYTES = 4096
+SUPERBLOCKS = 2
+SPARE_BYTES = 16
+NO_FRAME = 0xFFFF
+BLOCK_MAGIC = 0x4B4C424B  # "KBLK"
+FRAME_MAGIC = 0x4B46524D  # "MRFK", before the salt
+SIDECAR_MAGIC = b"\x89KVIDX\r\n"
+TILE_LANES = 16
+TILE_ROW = 64
+CHANNEL_LANE_TOKENS = 64
+
+SUPERBLOCK = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u2"),
+        ("copy", "<u2"),
+        ("byte_order", "<u4"),
+        ("uuid", "V16"),
+        ("page_bytes", "<u4"),
+        ("unit_bytes", "<u4"),
+        ("block_bytes", "<u4"),
+        ("blocks", "<u4"),
+        ("rated_cycles", "<u4"),
+        ("read_ns", "<u4"),
+        ("program_ns", "<u4"),
+        ("erase_ns", "<u4"),
+        ("name", "S16"),
+        ("reserved", "V44"),
+        ("crc", "<u4"),
+    ]
+)
+
+SPARE_SLOT = np.dtype([("crc", "<u4"), ("first_frame", "<u2"), ("flags", "<u2"), ("generation", "<u8")])
+
+BLOCK_HEADER = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("block", "<u4"),
+        ("generation", "<u8"),
+        ("erase_count", "<u8"),
+        ("programmed_bytes", "<u8"),
+        ("host_bytes", "<u8"),
+        ("framed_bytes", "<u8"),
+        ("reserved", "V12"),
+        ("crc", "<u4"),
+    ]
+)
+
+FRAME_HEADER = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "u1"),
+        ("type", "u1"),
+        ("flags", "<u2"),
+        ("length", "<u4"),
+        ("records", "<u4"),
+        ("number", "<u8"),
+        ("durable", "<u8"),
+        ("session_start", "<u8"),
+        ("session", "<u4"),
+        ("previous", "<u4"),
+        ("reserved", "<u4"),
+        ("header_crc", "<u4"),
+    ]
+)
+
+FRAME_TRAILER = np.dtype([("length", "<u4"), ("crc", "<u4")])
+
+_RECORD = [
+    ("header_crc", "<u4"),
+    ("kind", "u1"),
+    ("version", "u1"),
+    ("header_bytes", "<u2"),
+    ("body_bytes", "<u4"),
+    ("body_crc", "<u4"),
+    ("lsn", "<u8"),
+    ("sequence", "<u8"),
+]
+RECORD_HEADER = np.dtype(_RECORD)
+
+MODEL_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("model_hash", "V16"),
+        ("fingerprint", "V32"),
+        ("dtype", "u1"),
+        ("rope_layout", "u1"),
+        ("layers", "<u2"),
+        ("name_bytes", "<u2"),
+        ("shard", "<u2"),
+        ("shards", "<u2"),
+        ("reserved", "V6"),
+    ]
+)
+
+MODEL_LAYER = np.dtype(
+    [
+        ("first_stream", "u1"),
+        ("second_stream", "u1"),
+        ("first_heads", "<u2"),
+        ("first_dim", "<u2"),
+        ("second_heads", "<u2"),
+        ("second_dim", "<u2"),
+        ("reserved", "<u2"),
+        ("window", "<u4"),
+        ("rope_base", "<f8"),
+        ("rope_scale", "<f8"),
+    ]
+)
+
+SEQUENCE_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("model_hash", "V16"),
+        ("parent", "<u8"),
+        ("fork_token", "<u8"),
+        ("name_bytes", "<u2"),
+        ("policies", "<u2"),
+        ("reserved", "V28"),
+    ]
+)
+
+POLICY = np.dtype(
+    [
+        ("stream", "u1"),
+        ("codec", "u1"),
+        ("axis", "u1"),
+        ("flags", "u1"),
+        ("group", "<u2"),
+        ("first_layer", "<u2"),
+        ("layers", "<u2"),
+        ("reserved", "<u2"),
+        ("residual", "<u4"),
+        ("sinks", "<u4"),
+        ("reserved_too", "<u4"),
+    ]
+)
+
+GROUP_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("codec", "u1"),
+        ("stream", "u1"),
+        ("axis", "u1"),
+        ("transform", "u1"),
+        ("flags", "<u2"),
+        ("group", "<u2"),
+        ("first_layer", "<u2"),
+        ("layers", "<u2"),
+        ("first_head", "<u2"),
+        ("heads", "<u2"),
+        ("head_dim", "<u2"),
+        ("all_heads", "<u2"),
+        ("tokens", "<u4"),
+        ("first_token", "<u8"),
+        ("rows", "<u4"),
+        ("error_bytes", "<u4"),
+        ("bitmap_bytes", "<u4"),
+        ("position_bytes", "<u4"),
+        ("metadata_bytes", "<u4"),
+        ("code_bytes", "<u4"),
+        ("basis_hash", "V16"),
+        ("reserved", "V24"),
+    ]
+)
+
+STEP_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("codec", "u1"),
+        ("streams", "u1"),
+        ("flags", "<u2"),
+        ("first_layer", "<u2"),
+        ("layers", "<u2"),
+        ("first_head", "<u2"),
+        ("heads", "<u2"),
+        ("tokens", "<u4"),
+        ("first_token", "<u8"),
+        ("all_heads", "<u2"),
+        ("reserved", "V6"),
+    ]
+)
+
+DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("reserved", "V24")])
+
+SIDECAR = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("records", "<u4"),
+        ("uuid", "V16"),
+        ("block", "<u4"),
+        ("offset", "<u4"),
+        ("generation", "<u8"),
+        ("number", "<u8"),
+        ("durable", "<u8"),
+        ("framed_bytes", "<u8"),
+        ("host_bytes", "<u8"),
+        ("programmed_bytes", "<u8"),
+        ("frames", "<u8"),
+        ("lsn", "<u8"),
+        ("frame_crc", "<u4"),
+        ("body_crc", "<u4"),
+        ("reserved", "V12"),
+        ("crc", "<u4"),
+    ]
+)
+
+SIDECAR_ENTRY = np.dtype([("generation", "<u8"), ("block", "<u4"), ("offset", "<u4"), ("header", "V128")])
+
+FRAME_OVERHEAD = FRAME_HEADER.itemsize + FRAME_TRAILER.itemsize
+
+
+class FrameType(IntEnum):
+    """Type of a frame; bit 7 set would mean that a reader may skip it."""
+
+    DATA = 1
+
+
+class Kind(IntEnum):
+    """Kind of a record. 0x00 and 0xFF are what unprogrammed Flash looks like, and invalid."""
+
+    MODEL = 1
+    SEQUENCE = 2
+    GROUP = 3
+    STEP = 4
+    DICTIONARY = 5
+    DROP = 6
+
+
+class StreamId(IntEnum):
+    """Named tensors of a layer: k, v; for MLA c (latent) and kr (position key)."""
+
+    K = 1
+    V = 2
+    C = 3
+    KR = 4
+
+
+class CodecId(IntEnum):
+    """How a record's rows are coded."""
+
+    RAW = 1
+    INT8 = 2
+    INT4 = 3
+    INT2 = 4
+
+
+class Axis(IntEnum):
+    """Along what the numbers of one group lie: CHANNEL is one scale a channel for g consecutive tokens."""
+
+    NONE = 0
+    CHANNEL = 1
+    TOKEN = 2
+
+
+class GroupFlag(IntFlag):
+    """Flags of grouped integers."""
+
+    NONE = 0
+    SYMMETRIC = 1
+
+
+class Transform(IntEnum):
+    """What was done to the rows before they were coded."""
+
+    NONE = 0
+
+
+class DtypeId(IntEnum):
+    """The model's 16-bit dtype."""
+
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+
+class RopeLayout(IntEnum):
+    """Which channels rotary position embedding pairs."""
+
+    UNKNOWN = 0
+    HALVES = 1
+    INTERLEAVED = 2
+
+
+HEADERS: dict[int, np.dtype[np.void]] = {
+    Kind.MODEL: MODEL_HEADER,
+    Kind.SEQUENCE: SEQUENCE_HEADER,
+    Kind.GROUP: GROUP_HEADER,
+    Kind.STEP: STEP_HEADER,
+    Kind.DROP: DROP_HEADER,
+}
+
+RECORD_ALIGNMENT: dict[int, int] = {Kind.GROUP: ALIGNMENT, Kind.DICTIONARY: ALIGNMENT}
+LOOSE_ALIGNMENT = 8  # of frames, and of the records that no kernel reads in place
+
+
+def align(offset: int, to: int) -> int:
+    """The least multiple of `to` that is not below `offset`."""
+    return -(-offset // to) * to
+
+
+def frame_magic(generation: int) -> int:
+    """Magic of the frames of a block: salted, so that a frame of an earlier life of the block is not one."""
+    salted = (FRAME_MAGIC + generation * 0x9E3779B1) & 0xFFFFFFFF
+    return salted if salted not in (0, 0xFFFFFFFF) else FRAME_MAGIC
+
+
+class HeadSections(NamedTuple):
+    """Bytes of one head's sections in a grouped record, each padded to a tile row, in the order they stand."""
+
+    scales: int
+    zeros: int
+    codes: int
+
+    @property
+    def metadata(self) -> int:
+        return self.scales + self.zeros
+
+    @property
+    def total(self) -> int:
+        return self.scales + self.zeros + self.codes
+
+
+def padded_tokens(tokens: int, channel_lane: bool) -> int:
+    """Tokens of a tile row of one head, padded: to 64 in channel-lane tiles, to 16 in token-lane tiles."""
+    return align(tokens, CHANNEL_LANE_TOKENS if channel_lane else TILE_LANES)
+
+
+def scale_shape(tokens: int, dim: int, axis: int, group: int, channel_lane: bool) -> tuple[int, int]:
+    """Shape of one head's scales (and zeros), C order.
+
+    Per channel: (token groups of g, channels padded to 16). Per token: (channel groups of g, padded tokens).
+    """
+    if axis == Axis.CHANNEL:
+        return -(-tokens // group), align(dim, TILE_LANES)
+    return -(-dim // group), padded_tokens(tokens, channel_lane)
+
+
+def grouped_sections(
+    tokens: int, dim: int, *, bits: int, axis: int, group: int, symmetric: bool, channel_lane: bool
+) -> HeadSections:
+    """Sizes of the sections of one head in a record of `tokens` rows of `dim` channels."""
+    rows, columns = scale_shape(tokens, dim, axis, group, channel_lane)
+    scales = align(2 * rows * columns, TILE_ROW)
+    codes = padded_tokens(tokens, channel_lane) * align(dim, TILE_LANES) * bits // 8
+    return HeadSections(scales, 0 if symmetric else scales, align(codes, TILE_ROW))
+
+
+def raw_sections(tokens: int, dim: int) -> HeadSections:
+    """Sizes of the sections of one head in a raw GROUP record: 16-bit rows, token by token."""
+    return HeadSections(0, 0, align(2 * tokens * dim, TILE_ROW))

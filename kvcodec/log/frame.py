@@ -1,0 +1,238 @@
+"""Frames and records as bytes: sealing what is written, checking what is read (formats/frame.md, formats/record.md).
+
+A frame begins at a multiple of 8 in its block. Each record in it begins at the next multiple of its kind's alignment;
+the gap before it is zeros. The trailing CRC32C commits the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.errors import CorruptRecord, UnsupportedVersion
+from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.image import Bytes
+from kvcodec.layout import (
+    FORMAT_VERSION,
+    FRAME_HEADER,
+    FRAME_OVERHEAD,
+    FRAME_TRAILER,
+    HEADERS,
+    LOOSE_ALIGNMENT,
+    RECORD_ALIGNMENT,
+    RECORD_HEADER,
+    FrameType,
+    Kind,
+    align,
+    frame_magic,
+)
+
+MAX_FRAME = 4 << 20
+_SKIPPABLE = 0x80
+_ERASED_TAG = 0xFF
+_CRC_FIELD = 4  # bytes of a checksum; in a record header the kind follows it
+
+
+@dataclass
+class Record:
+    """A record to be appended: its header's fields but for checksums and lsn, and its body.
+
+    pieces: into how many equal heads it could be split; split(n) gives the records of the first n and of the rest.
+    """
+
+    header: npt.NDArray[np.void]
+    body: bytes | Bytes
+    pieces: int = 1
+    split: Callable[[int], tuple[Record, Record]] | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> int:
+        return int(self.header["kind"])
+
+    @property
+    def size(self) -> int:
+        return self.header.dtype.itemsize + len(self.body)
+
+
+def new_record(kind: Kind, body: bytes | Bytes, *, sequence: int = 0, **fields: Any) -> Record:
+    """A record of `kind` with the given header fields."""
+    header = np.zeros((), HEADERS[kind])
+    header["kind"], header["sequence"], header["version"] = kind, sequence, FORMAT_VERSION
+    for name, value in fields.items():
+        header[name] = value
+    return Record(header, body)
+
+
+def seal_record(record: Record, lsn: int) -> bytes:
+    """Header bytes of a record with its lsn and both checksums."""
+    header = record.header
+    header["lsn"], header["header_bytes"], header["body_bytes"] = lsn, header.dtype.itemsize, len(record.body)
+    header["body_crc"] = crc32c(record.body)
+    header["header_crc"] = crc32c(header.tobytes()[_CRC_FIELD:])
+    return header.tobytes()
+
+
+def host_bytes(header: np.void) -> int:
+    """Bytes of a record that carry rows: codes and group metadata, or raw rows."""
+    kind = int(header["kind"])
+    if kind == Kind.GROUP:
+        return int(header["heads"]) * (int(header["metadata_bytes"]) + int(header["code_bytes"]))
+    return int(header["body_bytes"]) if kind == Kind.STEP else 0
+
+
+def place_record(position: int, kind: int) -> int:
+    """Where in the block a record of `kind` begins if it comes after byte `position`."""
+    return align(position, RECORD_ALIGNMENT.get(kind, LOOSE_ALIGNMENT))
+
+
+def close_frame(position: int) -> int:
+    """Where in the block a frame ends whose last record ends at `position`."""
+    return align(position, LOOSE_ALIGNMENT) + FRAME_TRAILER.itemsize
+
+
+def frame_seed(uuid: bytes) -> int:
+    """Seed of a file's frame checksums: a frame of another file is none here."""
+    return crc32c(uuid)
+
+
+@dataclass(frozen=True)
+class FrameId:
+    """What a frame says of its place in the log."""
+
+    number: int
+    durable: int
+    session: int
+    session_start: int
+    previous: int
+
+
+def build_frame(
+    records: Iterable[tuple[bytes, bytes | Bytes]], frame: FrameId, *, offset: int, generation: int, uuid: bytes
+) -> tuple[bytearray, list[int], int]:
+    """Bytes of a frame that starts at `offset` of a block, the records' offsets in the block, and the frame's CRC.
+
+    records: (header bytes, body) of each.
+    """
+    out = bytearray(FRAME_HEADER.itemsize)
+    places = []
+    for header, body in records:
+        at = place_record(offset + len(out), header[_CRC_FIELD])
+        out.extend(bytes(at - offset - len(out)))
+        places.append(at)
+        out += header
+        out += body if isinstance(body, bytes) else body.data
+    end = close_frame(offset + len(out)) - offset
+    out.extend(bytes(end - len(out)))
+    h = np.frombuffer(out, FRAME_HEADER, 1)[0]
+    h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, FrameType.DATA
+    h["length"], h["records"], h["number"], h["durable"] = end, len(places), frame.number, frame.durable
+    h["session"], h["session_start"], h["previous"] = frame.session, frame.session_start, frame.previous
+    seed = frame_seed(uuid)
+    h["header_crc"] = crc32c(h.tobytes()[:-_CRC_FIELD], seed)
+    trailer = np.frombuffer(out, FRAME_TRAILER, 1, end - FRAME_TRAILER.itemsize)[0]
+    trailer["length"] = end
+    crc = crc32c(np.frombuffer(out, np.uint8)[:-_CRC_FIELD], seed)
+    trailer["crc"] = crc
+    return out, places, crc
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A good frame, as read: where it ends, its CRC, and its records' (offset in the block, header)."""
+
+    id: FrameId
+    end: int
+    crc: int
+    records: list[tuple[int, np.void]]
+
+
+class Flaw(Exception):
+    """Why bytes are no committed frame. Internal to log/: a reader makes of it a torn tail or a CorruptRecord."""
+
+
+def read_frame(data: Bytes, offset: int, *, generation: int, uuid: bytes, base: int) -> Frame:
+    """The frame at `offset` of a block's data; `base` is the byte of the file at which the data begins.
+
+    Nothing in it is trusted before its checksums: until they hold, what is wrong is a Flaw. A committed frame with
+    impossible contents is no accident of writing, and raises CorruptRecord or UnsupportedVersion.
+    """
+    raw = data[offset : offset + FRAME_HEADER.itemsize]
+    if raw.size < FRAME_HEADER.itemsize:
+        raise Flaw("a frame header does not fit")
+    h = raw.view(FRAME_HEADER)[0]
+    seed = frame_seed(uuid)
+    if int(h["magic"]) != frame_magic(generation):
+        raise Flaw("no frame magic")
+    if int(h["header_crc"]) != crc32c(raw[:-_CRC_FIELD], seed):
+        raise Flaw("frame header checksum")
+    length = int(h["length"])
+    if not FRAME_OVERHEAD <= length <= data.size - offset or length % LOOSE_ALIGNMENT:
+        raise Flaw(f"frame length {length}")
+    body = data[offset : offset + length]
+    trailer = body[-FRAME_TRAILER.itemsize :].view(FRAME_TRAILER)[0]
+    crc = int(trailer["crc"])
+    if int(trailer["length"]) != length or crc != crc32c(body[:-_CRC_FIELD], seed):
+        raise Flaw("frame checksum")
+    if int(h["version"]) != FORMAT_VERSION or int(h["flags"]) or int(h["reserved"]):
+        raise UnsupportedVersion(f"at byte {base + offset}: frame version {int(h['version'])} or a reserved field")
+    ident = FrameId(*(int(h[f]) for f in ("number", "durable", "session", "session_start", "previous")))
+    end = offset + length
+    if int(h["type"]) != FrameType.DATA:
+        if not int(h["type"]) & _SKIPPABLE:
+            raise UnsupportedVersion(f"at byte {base + offset}: frame type {int(h['type'])}")
+        return Frame(ident, end, crc, [])
+    return Frame(ident, end, crc, list(_read_records(data, offset, end, int(h["records"]), base)))
+
+
+def _read_records(data: Bytes, offset: int, end: int, count: int, base: int) -> Iterable[tuple[int, np.void]]:
+    position, last = offset + FRAME_HEADER.itemsize, end - FRAME_TRAILER.itemsize
+    for _ in range(count):
+        at = next((p for p in _starts(position) if p + RECORD_HEADER.itemsize <= last and data[p + _CRC_FIELD]), -1)
+        if at < 0 or data[position:at].any():
+            raise CorruptRecord(base + position, "no record where the frame counts one")
+        header = read_record_header(data[:last], at, base)
+        position = at + int(header["header_bytes"]) + int(header["body_bytes"])
+        if place_record(at, int(header["kind"])) != at:
+            raise CorruptRecord(base + at, "the record is not aligned")
+        yield at, header
+    if data[position:last].any() or last - position >= LOOSE_ALIGNMENT:
+        raise CorruptRecord(base + position, "bytes after the last record of a frame")
+
+
+def _starts(position: int) -> tuple[int, ...]:
+    """Where the next record may begin: its kind, which says how it is aligned, is never zero."""
+    return tuple(dict.fromkeys(align(position, a) for a in (LOOSE_ALIGNMENT, *RECORD_ALIGNMENT.values())))
+
+
+def read_record_header(data: Bytes, at: int, base: int) -> np.void:
+    """A copy of the header of the record at byte `at` of a block's data. Raises CorruptRecord, UnsupportedVersion."""
+
+    def want(ok: bool, why: str) -> None:
+        if not ok:
+            raise CorruptRecord(base + at, why)
+
+    common = data[at : at + RECORD_HEADER.itemsize]
+    want(common.size == RECORD_HEADER.itemsize, "a record header does not fit")
+    head = common.view(RECORD_HEADER)[0]
+    kind, size = int(head["kind"]), int(head["header_bytes"])
+    want(size >= RECORD_HEADER.itemsize, "record header length")
+    want(at + size + int(head["body_bytes"]) <= data.size, "a record is longer than its frame")
+    want(int(head["header_crc"]) == crc32c(data[at + _CRC_FIELD : at + size]), "record header checksum")
+    dtype = HEADERS.get(kind)
+    if int(head["version"]) != FORMAT_VERSION:
+        raise UnsupportedVersion(f"at byte {base + at}: record version {int(head['version'])}")
+    if dtype is None:
+        if not kind & _SKIPPABLE or kind == _ERASED_TAG:
+            raise UnsupportedVersion(f"at byte {base + at}: record kind {kind}")
+        dtype = RECORD_HEADER
+        size = dtype.itemsize
+    want(dtype.itemsize == size, "record header length")
+    header: np.void = data[at : at + size].copy().view(dtype)[0]
+    for name in dtype.names or ():
+        if name.startswith("reserved") and any(header[name].tobytes()):
+            raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
+    return header

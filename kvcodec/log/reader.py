@@ -1,0 +1,327 @@
+"""Reading a log: the walk along the chain of frames, live or at rest, and what recovery makes of a bad place.
+
+`durable` decides between a torn tail and damage: a bad place at frame n is damage if a later frame says that n had
+reached the medium (formats/frame.md).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord, SpecError, TruncatedLog
+from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.device import Block, Counters, Device
+from kvcodec.flash.image import Bytes
+from kvcodec.layout import NO_FRAME, RECORD_HEADER
+from kvcodec.log.frame import Flaw, Frame, host_bytes, read_frame, read_record_header
+
+
+class Recovery(StrEnum):
+    """What opening a log does about a bad place."""
+
+    TORN_TAIL = "torn-tail"  # a torn tail is left out, damage is an error
+    ABSOLUTE = "absolute"  # any flaw is an error
+    POINT_IN_TIME = "point-in-time"  # everything before the first damage
+    SKIP_DAMAGED = "skip-damaged"  # everything that is whole; only for reading
+
+    @classmethod
+    def parse(cls, text: str | Recovery) -> Recovery:
+        try:
+            return cls(text)
+        except ValueError:
+            raise SpecError(f"recovery mode {text!r}, want one of {', '.join(cls)}") from None
+
+
+class Place(NamedTuple):
+    """Where a record lies. The generation tells whether the block has been erased since."""
+
+    generation: int
+    block: int
+    offset: int
+
+
+class Located(NamedTuple):
+    """A record's place and a copy of its header."""
+
+    place: Place
+    header: np.void
+
+
+@dataclass(frozen=True)
+class BadRange:
+    """Bytes of the file that are no committed frames: a torn tail, damage, or a gap that a later writer left behind."""
+
+    start: int
+    end: int
+    why: str
+    kind: str
+
+
+@dataclass
+class Cursor:
+    """The end of the walk: the next frame is expected at byte `offset` of `block`."""
+
+    block: Block | None = None
+    offset: int = 0
+    number: int = 0
+    crc: int = 0
+    durable: int = 0
+
+
+@dataclass
+class Report:
+    """What the walk met beside good frames. `torn` is the unfinished end, if there is one."""
+
+    frames: int = 0
+    gaps: list[BadRange] = field(default_factory=list)
+    damage: list[BadRange] = field(default_factory=list)
+    torn: BadRange | None = None
+
+
+class Pending(Protocol):
+    """What a writer holds of frames that are not wholly programmed yet."""
+
+    def bytes_from(self, place: Place) -> Bytes | None:
+        """Bytes of the block from a record's place on, or None if the device holds all of the record."""
+        ...
+
+
+class Log:
+    """The reading side of a log. `poll` gives the records that were committed since the last poll."""
+
+    def __init__(self, device: Device, recovery: Recovery = Recovery.TORN_TAIL) -> None:
+        self.device, self.recovery = device, recovery
+        self.cursor = Cursor()
+        self.report = Report()
+        self.totals = Counters()
+        self.lsn = 0
+        self.pending: Pending | None = None
+        self.known_durable = 0  # a frame number that the sidecar vouches for
+        self.stopped = False
+        self._generations = np.empty(0, np.uint64)
+        self._order: list[Block] = []
+
+    # -- walking -----------------------------------------------------------------------------------------------
+
+    def poll(self) -> list[Located]:
+        """Records of all frames committed since the last call, in log order.
+
+        Raises CorruptRecord for damage (and in mode `absolute` for any flaw), TruncatedLog, UnsupportedVersion.
+        """
+        out: list[Located] = []
+        while not self.stopped and (frame := self._next_frame()) is not None:
+            block = self.cursor.block
+            assert block is not None
+            out += (Located(Place(block.generation, block.number, at), header) for at, header in frame.records)
+            self._count(frame)
+            self.cursor = Cursor(
+                block, frame.end, frame.id.number, frame.crc, max(self.cursor.durable, frame.id.durable)
+            )
+        return out
+
+    def _count(self, frame: Frame) -> None:
+        self.report.frames += 1
+        self.totals.framed += frame.end - self.cursor.offset
+        self.totals.host += sum(host_bytes(header) for _, header in frame.records)
+        self.lsn = max(self.lsn, *(int(header["lsn"]) for _, header in frame.records), 0)
+
+    def counters(self) -> Counters:
+        """Cumulative bytes up to the cursor; of the open block all units that were programmed."""
+        block = self.cursor.block
+        units = int(self.device.programmed(block.number).sum()) if block else 0
+        return replace(self.totals, programmed=self.totals.programmed + units * self._unit)
+
+    def _enter(self, block: Block, offset: int) -> None:
+        """Set the cursor into a block; totals then are those before it."""
+        here = self.cursor.block
+        if here is None or here.number != block.number:
+            self.totals = replace(block.before) if block.before else self.counters()
+        self.cursor = replace(self.cursor, block=block, offset=offset)
+
+    def _next_frame(self) -> Frame | None:
+        """The frame that continues the chain, the cursor set to where it begins; None at the end of the log."""
+        if self._at_tail():
+            self.report.torn = None
+            if self.known_durable > self.cursor.number:
+                return self._damaged(f"the log ends here, but frame {self.known_durable} was durable", [])
+            return None
+        try:
+            frame = self._read_here()
+        except Flaw as flaw:
+            return self._after_flaw(str(flaw))
+        self.report.torn = None
+        return frame
+
+    def _at_tail(self) -> bool:
+        """Move over padding and to the next block; True if nothing is programmed beyond the cursor."""
+        while True:
+            block = self.cursor.block
+            if block is not None:
+                self._skip_padding(block)
+                if self.device.programmed(block.number)[self.cursor.offset // self._unit :].any():
+                    return False
+            following = self._following(block)
+            if following is None or not self.device.programmed(following.number)[1:].any():
+                return True
+            if block is not None and not self._first_continues(following):
+                return False
+            self._enter(following, self._unit)
+
+    @property
+    def _unit(self) -> int:
+        return self.device.geometry.unit_bytes
+
+    def _skip_padding(self, block: Block) -> None:
+        inside = self.cursor.offset % self._unit
+        if inside:
+            rest = self.device.data(block.number, self.cursor.offset, self._unit - inside)
+            if rest.size == self._unit - inside and not rest.any():
+                self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
+
+    def _following(self, block: Block | None) -> Block | None:
+        order = self._blocks()
+        i = 0 if block is None else bisect_right(order, block.generation, key=lambda b: b.generation)
+        return order[i] if i < len(order) else None
+
+    def _blocks(self) -> list[Block]:
+        """Blocks in use, by generation. A block whose header is damaged has no place in the order."""
+        generations = self.device.generations()
+        if not np.array_equal(generations, self._generations):
+            found = []
+            for number in np.flatnonzero(generations):
+                try:
+                    block = self.device.block(int(number))
+                except CorruptRecord:
+                    continue
+                if block is not None:
+                    found.append(block)
+            self._order = sorted(found, key=lambda b: b.generation)
+            self._generations = generations
+        return self._order
+
+    def _first_continues(self, block: Block) -> bool:
+        try:
+            return self._continues(self._read(block, self._unit))
+        except Flaw:
+            return False
+
+    def _continues(self, frame: Frame) -> bool:
+        return frame.id.number == self.cursor.number + 1 and frame.id.previous == self.cursor.crc
+
+    def _read_here(self) -> Frame:
+        assert self.cursor.block is not None
+        frame = self._read(self.cursor.block, self.cursor.offset)
+        if not self._continues(frame):
+            raise Flaw(f"frame {frame.id.number} does not continue frame {self.cursor.number}")
+        return frame
+
+    def _read(self, block: Block, offset: int) -> Frame:
+        data = self.device.data(block.number, 0, self.device.geometry.block_bytes)
+        programmed = self.device.programmed(block.number)
+        base = self.device.file_offset(block.number)
+        frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
+        if not programmed[offset // self._unit : (frame.end - 1) // self._unit + 1].all():
+            raise Flaw("the frame reaches into a unit that is not programmed")
+        return frame
+
+    # -- bad places --------------------------------------------------------------------------------------------
+
+    def _after_flaw(self, why: str) -> Frame | None:
+        """A gap left on purpose, a torn tail, or damage: the frame to go on with, or None."""
+        expected = self.cursor.number + 1
+        later = list(self._later_frames())
+        for block, offset, frame in later:
+            if self._continues(frame):
+                self.report.gaps.append(self._range(block, offset, why, "gap"))
+                self._enter(block, offset)
+                return frame
+        durable = max((f.id.durable for _, _, f in later), default=0)
+        if max(durable, self.cursor.durable, self.known_durable) < expected:
+            self._torn(why)
+            return None
+        return self._damaged(why, later)
+
+    def _torn(self, why: str) -> None:
+        self.report.torn = self._range(None, 0, why, "torn tail")
+        if self.recovery == Recovery.ABSOLUTE:
+            raise CorruptRecord(self.report.torn.start, f"torn tail: {why}")
+
+    def _damaged(self, why: str, later: list[tuple[Block, int, Frame]]) -> Frame | None:
+        found = next(iter(self._alive(later)), None) if self.recovery == Recovery.SKIP_DAMAGED else None
+        block, offset, frame = found or (None, 0, None)
+        bad = self._range(block, offset, why, "damage")
+        if self.recovery in (Recovery.TORN_TAIL, Recovery.ABSOLUTE):
+            raise CorruptRecord(bad.start, f"damage: {why} (frame {self.cursor.number + 1}, up to byte {bad.end})")
+        self.report.damage.append(bad)
+        if block is None or frame is None:
+            self.stopped = True
+            return None
+        self._enter(block, offset)
+        return frame
+
+    def _alive(self, later: list[tuple[Block, int, Frame]]) -> list[tuple[Block, int, Frame]]:
+        """Without the frames that a later writer, which had not accepted them, began anew."""
+        return [
+            (block, offset, frame)
+            for i, (block, offset, frame) in enumerate(later)
+            if frame.id.number > self.cursor.number
+            and not any(
+                other.id.session != frame.id.session and other.id.session_start <= frame.id.number
+                for _, _, other in later[i + 1 :]
+            )
+        ]
+
+    def _later_frames(self) -> Iterator[tuple[Block, int, Frame]]:
+        """Good frames beyond the cursor that the spare slots point at, in log order."""
+        here = self.cursor.block
+        for block in self._blocks():
+            if here is not None and block.generation < here.generation:
+                continue
+            firsts = self.device.slots(block.number)["first_frame"]
+            programmed = self.device.programmed(block.number)[: len(firsts)]
+            for unit in np.flatnonzero(programmed & (firsts != NO_FRAME)):
+                offset = int(unit) * self._unit + int(firsts[unit])
+                if here is not None and block.generation == here.generation and offset < self.cursor.offset:
+                    continue
+                try:
+                    yield block, offset, self._read(block, offset)
+                except Flaw:
+                    continue
+
+    def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
+        here = self.cursor.block
+        start = self.device.file_offset(here.number, self.cursor.offset) if here else 0
+        end = self.device.file_offset(block.number, offset) if block is not None else self.device.image.size
+        return BadRange(start, end, why, kind)
+
+    # -- one record --------------------------------------------------------------------------------------------
+
+    def load(self, place: Place) -> tuple[np.void, Bytes]:
+        """Header and body (a view of the map) of a record, both checked. Raises CorruptRecord, TruncatedLog."""
+        base = self.device.file_offset(place.block, place.offset)
+        data = self.pending.bytes_from(place) if self.pending is not None else None
+        if data is None:
+            data = self.device.data(place.block, place.offset, self.device.geometry.block_bytes)
+            self.check_unerased(place)
+        if data.size < RECORD_HEADER.itemsize:
+            raise TruncatedLog(f"{self.device.image.path} ends before byte {base + RECORD_HEADER.itemsize}")
+        header = read_record_header(data, 0, base)
+        start = int(header["header_bytes"])
+        body = data[start : start + int(header["body_bytes"])]
+        if int(header["body_crc"]) != crc32c(body):
+            raise CorruptRecord(base + start, "record body checksum")
+        return header, body
+
+    def check_unerased(self, place: Place) -> None:
+        """Raises CorruptRecord if the block has been erased since: what was read from the map may be another's."""
+        if self.pending is not None and self.pending.bytes_from(place) is not None:
+            return
+        if self.device.generation(place.block, place.offset // self._unit) != place.generation:
+            base = self.device.file_offset(place.block, place.offset)
+            raise CorruptRecord(base, f"no such record: block {place.block} was erased, or its spare slot is damaged")

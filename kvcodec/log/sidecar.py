@@ -1,0 +1,132 @@
+"""The index sidecar: where the log's end and its records were at the last close. A cache, deletable at any time.
+
+It also remembers which frame was durable, so that the loss of the last frames is known as damage
+(formats/sidecar.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord
+from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.device import Counters
+from kvcodec.layout import (
+    FORMAT_VERSION,
+    FRAME_TRAILER,
+    HEADERS,
+    RECORD_HEADER,
+    SIDECAR,
+    SIDECAR_ENTRY,
+    SIDECAR_MAGIC,
+)
+from kvcodec.log.reader import Cursor, Located, Log, Place
+
+_MAX_BYTES = 1 << 32
+
+
+def sidecar_path(path: Path) -> Path:
+    """The sidecar of the log at `path`."""
+    return path.with_name(path.name + ".idx")
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """Where a log ends: the cursor behind the last frame, which is durable, and the totals up to there."""
+
+    cursor: Cursor
+    totals: Counters
+    frames: int
+    lsn: int
+
+
+def write_sidecar(path: Path, uuid: bytes, end: LogEnd, located: Sequence[Located]) -> None:
+    """Replace the sidecar of a log that was just synced. `located`: all its records, in order."""
+    cursor = end.cursor
+    if cursor.block is None:
+        return
+    entries = np.zeros(len(located), SIDECAR_ENTRY)
+    for entry, one in zip(entries, located, strict=True):
+        entry["generation"], entry["block"], entry["offset"] = one.place
+        entry["header"] = np.void(one.header.tobytes().ljust(SIDECAR_ENTRY["header"].itemsize, b"\0"))
+    head = np.zeros((), SIDECAR)
+    head["magic"], head["version"], head["records"] = SIDECAR_MAGIC, FORMAT_VERSION, len(located)
+    head["uuid"], head["block"], head["offset"] = np.void(uuid), cursor.block.number, cursor.offset
+    head["generation"], head["number"], head["durable"] = cursor.block.generation, cursor.number, cursor.durable
+    head["framed_bytes"], head["host_bytes"] = end.totals.framed, end.totals.host
+    head["programmed_bytes"], head["frames"] = end.totals.programmed, end.frames
+    head["lsn"], head["frame_crc"], head["body_crc"] = end.lsn, cursor.crc, crc32c(entries.tobytes())
+    head["crc"] = crc32c(head.tobytes()[:-4])
+    target = sidecar_path(path)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        fresh.write_bytes(head.tobytes() + entries.tobytes())
+        os.replace(fresh, target)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+
+
+def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:
+    """Tell a fresh log what its sidecar knows to be durable.
+
+    With `resume`, also set the log to the end that the sidecar names and return the records up to there. An
+    unreadable, foreign or outdated sidecar is no error: the log is then read from its start.
+    """
+    try:
+        raw = np.frombuffer(_read_file(sidecar_path(path)), np.uint8)
+    except OSError:
+        return []
+    if raw.size < SIDECAR.itemsize:
+        return []
+    head, body = raw[: SIDECAR.itemsize].view(SIDECAR)[0], raw[SIDECAR.itemsize :]
+    known = head["magic"] == SIDECAR_MAGIC and int(head["version"]) == FORMAT_VERSION
+    whole = int(head["records"]) * SIDECAR_ENTRY.itemsize == body.size
+    if not (known and whole) or int(head["crc"]) != crc32c(raw[: SIDECAR.itemsize - 4]):
+        return []
+    if head["uuid"].tobytes() != log.device.uuid or int(head["body_crc"]) != crc32c(body):
+        return []
+    log.known_durable = int(head["durable"])
+    if not resume or not _set_end(head, log):
+        return []
+    return [
+        Located(Place(*(int(entry[f]) for f in ("generation", "block", "offset"))), _header(entry))
+        for entry in body.view(SIDECAR_ENTRY)
+    ]
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+        return b""
+    return path.read_bytes()
+
+
+def _set_end(head: np.void, log: Log) -> bool:
+    """Set the log behind the frame that the sidecar names, if that frame's trailer is there."""
+    device, number, offset = log.device, int(head["block"]), int(head["offset"])
+    try:
+        block = device.block(number) if number < device.present_blocks() else None
+    except CorruptRecord:
+        return False
+    if block is None or block.generation != int(head["generation"]) or offset < device.geometry.unit_bytes:
+        return False
+    trailer = device.data(number, offset - FRAME_TRAILER.itemsize, FRAME_TRAILER.itemsize)
+    if trailer.size < FRAME_TRAILER.itemsize or trailer.view(FRAME_TRAILER)[0]["crc"] != head["frame_crc"]:
+        return False
+    log.cursor = Cursor(block, offset, int(head["number"]), int(head["frame_crc"]), int(head["durable"]))
+    log.totals = Counters(*(int(head[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
+    log.lsn, log.report.frames = int(head["lsn"]), int(head["frames"])
+    return True
+
+
+def _header(entry: np.void) -> np.void:
+    raw = np.frombuffer(entry["header"].tobytes(), np.uint8)
+    dtype = HEADERS.get(int(raw[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]["kind"]), RECORD_HEADER)
+    header: np.void = raw[: dtype.itemsize].view(dtype)[0]
+    return header

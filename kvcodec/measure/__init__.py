@@ -1,0 +1,1 @@
+"""Measurements: error of rows, logits and attention outputs; bytes that a cache must take."""

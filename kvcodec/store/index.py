@@ -1,0 +1,182 @@
+"""The index of a log: its models, its sequences, and which record holds which tokens. Rebuilt from record headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvcodec.codecs import codec_for
+from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
+from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
+from kvcodec.log.reader import Located, Log, Recovery
+from kvcodec.spec import CodecSpec
+from kvcodec.store.extents import Coded, ExtentMap, Part
+from kvcodec.store.model import Model, Stream, read_model
+from kvcodec.store.policy import SequenceInfo, read_sequence
+
+Key = tuple[int, StreamId]
+_MAX_TOKEN = 1 << 48
+
+
+class SequenceIndex:
+    """Where the tokens of one sequence are: an extent map for each (layer, stream).
+
+    With `holes`, a sequence goes on behind tokens that damage took.
+    """
+
+    def __init__(self, info: SequenceInfo, model: Model, *, holes: bool) -> None:
+        self.info, self.model, self._holes = info, model, holes
+        self.maps: dict[Key, ExtentMap] = {
+            (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
+        }
+        self._split: dict[tuple[int, Key], list[Part]] = {}
+        self.records = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that every layer has."""
+        return min(extents.end if self._holes else extents.reach for extents in self.maps.values())
+
+    def holds_beyond(self, length: int) -> bool:
+        """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
+        return bool(self._split) or any(extents.end > length for extents in self.maps.values())
+
+    def add(self, key: Key, coded: Coded, heads: int) -> None:
+        """Enter a record's rows; the parts of one that was split count once all heads are there."""
+        self.records += 1
+        part = coded.parts[0]
+        if part.heads < heads:
+            parts = self._split.setdefault((coded.lsn, key), [])
+            parts[:] = [p for p in parts if p.first_head != part.first_head] + [part]
+            if sum(p.heads for p in parts) < heads:
+                return
+            coded = coded._replace(parts=tuple(sorted(parts, key=lambda p: p.first_head)))
+            del self._split[coded.lsn, key]
+        self.maps[key].insert(coded)
+
+    def drop(self, first: int, lsn: int) -> None:
+        for extents in self.maps.values():
+            extents.drop(first, lsn)
+        self._split = {k: v for k, v in self._split.items() if k[0] > lsn}
+
+
+class LogIndex:
+    """Everything a store knows of a log. `enter` takes what Log.poll or LogWriter.append returned."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.models: dict[bytes, Model] = {}
+        self.sequences: dict[int, SequenceIndex] = {}
+        self.by_name: dict[str, int] = {}
+
+    def enter(self, located: Iterable[Located]) -> None:
+        """Raises CorruptRecord or UnsupportedVersion for a record that contradicts its model or its sequence."""
+        for one in located:
+            kind = int(one.header["kind"])
+            if kind == Kind.MODEL:
+                header, body = self.log.load(one.place)
+                self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
+            elif kind == Kind.SEQUENCE:
+                self._enter_sequence(one)
+            elif kind == Kind.GROUP:
+                self._enter_group(one)
+            elif kind == Kind.STEP:
+                self._enter_step(one)
+            elif kind == Kind.DROP:
+                self._sequence(one).drop(int(one.header["first_token"]), int(one.header["lsn"]))
+
+    def _at(self, one: Located) -> int:
+        return self.log.device.file_offset(one.place.block, one.place.offset)
+
+    def _want(self, one: Located, ok: bool, why: str) -> None:
+        if not ok:
+            raise CorruptRecord(self._at(one), why)
+
+    def _enter_sequence(self, one: Located) -> None:
+        header, body = self.log.load(one.place)
+        info = read_sequence(header, body, self._at(one))
+        model = self.models.get(info.model_hash)
+        if model is None:
+            raise CorruptRecord(self._at(one), f"sequence {info.name!r} names a model that the log does not hold")
+        known = self.sequences.get(info.id)
+        if known is not None:
+            self._want(one, known.info.name == info.name, f"two sequences of id {info.id}")
+            known.info = info
+            return
+        self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
+        self.sequences[info.id] = SequenceIndex(info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED)
+        self.by_name[info.name] = info.id
+
+    def _sequence(self, one: Located) -> SequenceIndex:
+        sequence = self.sequences.get(int(one.header["sequence"]))
+        if sequence is None:
+            raise CorruptRecord(self._at(one), f"sequence {int(one.header['sequence'])} was never begun")
+        return sequence
+
+    def _stream(self, one: Located, sequence: SequenceIndex, layer: int, stream: StreamId) -> Stream:
+        layers = sequence.model.layers
+        found = next((s for s in layers[layer].streams if s.id == stream), None) if layer < len(layers) else None
+        if found is None:
+            raise CorruptRecord(self._at(one), f"the model has no stream {stream.name.lower()} in layer {layer}")
+        return found
+
+    def _check_range(self, one: Located, heads: int) -> None:
+        h = one.header
+        first, tokens = int(h["first_token"]), int(h["tokens"])
+        self._want(one, tokens >= 1 and first + tokens <= _MAX_TOKEN, f"tokens {first} + {tokens}")
+        self._want(one, int(h["all_heads"]) == heads, f"{int(h['all_heads'])} heads, the model has {heads}")
+        self._want(one, int(h["heads"]) >= 1 and int(h["first_head"]) + int(h["heads"]) <= heads, "head range")
+
+    def _enter_group(self, one: Located) -> None:
+        h, sequence = one.header, self._sequence(one)
+        at = self._at(one)
+        if int(h["bitmap_bytes"]) or int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
+            raise UnsupportedVersion(f"at byte {at}: GROUP record with a row bitmap, positions or a transform")
+        if any(h["basis_hash"].tobytes()):
+            raise UnsupportedVersion(f"at byte {at}: GROUP record with a basis")
+        self._want(one, int(h["stream"]) in list(StreamId), f"stream {int(h['stream'])}")
+        stream = self._stream(one, sequence, int(h["first_layer"]), StreamId(int(h["stream"])))
+        self._check_range(one, stream.heads)
+        heads, tokens = int(h["heads"]), int(h["tokens"])
+        self._want(one, int(h["layers"]) == 1 and int(h["rows"]) == tokens, "layers or rows of a GROUP record")
+        self._want(one, int(h["head_dim"]) == stream.dim, f"head dim {int(h['head_dim'])}, want {stream.dim}")
+        try:
+            sections = codec_for(read_spec(h), stream.id).sections(tokens, stream.dim)
+        except (SpecError, ValueError) as error:
+            raise CorruptRecord(at, f"codec of a GROUP record: {error}") from None
+        sizes = (sections.metadata, sections.codes, align(2 * heads, 64))
+        stored = tuple(int(h[f]) for f in ("metadata_bytes", "code_bytes", "error_bytes"))
+        self._want(one, stored == sizes, f"section sizes {stored}, want {sizes}")
+        self._want(one, int(h["body_bytes"]) == sizes[2] + heads * sections.total, "body length")
+        part = Part(one.place, int(h["first_head"]), heads, sizes[2])
+        coded = Coded(int(h["lsn"]), False, int(h["first_token"]), tokens, (part,))
+        sequence.add((int(h["first_layer"]), stream.id), coded, stream.heads)
+
+    def _enter_step(self, one: Located) -> None:
+        h, sequence = one.header, self._sequence(one)
+        if int(h["codec"]) != CodecId.RAW or int(h["flags"]):
+            raise UnsupportedVersion(f"at byte {self._at(one)}: STEP record of codec {int(h['codec'])}")
+        first_layer, mask, tokens = int(h["first_layer"]), int(h["streams"]), int(h["tokens"])
+        ids = [i for i in StreamId if mask >> i & 1]
+        self._want(one, bool(ids) and sum(1 << i for i in ids) == mask, f"streams {mask:#x}")
+        position, entries = 0, []
+        for layer in range(first_layer, first_layer + int(h["layers"])):
+            for id_ in ids:
+                stream = self._stream(one, sequence, layer, id_)
+                self._check_range(one, stream.heads)
+                part = Part(one.place, int(h["first_head"]), int(h["heads"]), position)
+                coded = Coded(int(h["lsn"]), True, int(h["first_token"]), tokens, (part,))
+                entries.append(((layer, id_), coded, stream.heads))
+                position += 2 * tokens * int(h["heads"]) * stream.dim
+        self._want(one, position == int(h["body_bytes"]) and position > 0, "body length")
+        for entry in entries:
+            sequence.add(*entry)
+
+
+def read_spec(header: np.void) -> CodecSpec:
+    """Codec spec of a GROUP record. Raises SpecError or ValueError."""
+    if int(header["flags"]) & ~int(GroupFlag.SYMMETRIC):
+        raise SpecError("an unknown flag is set")
+    symmetric = bool(int(header["flags"]) & GroupFlag.SYMMETRIC)
+    return CodecSpec(CodecId(int(header["codec"])), Axis(int(header["axis"])), int(header["group"]), symmetric)

@@ -1,0 +1,127 @@
+"""How a sequence's streams are coded from now on, and the SEQUENCE record that keeps it (formats/record.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord, SpecError
+from kvcodec.flash.image import Bytes
+from kvcodec.layout import POLICY, SEQUENCE_HEADER, Axis, CodecId, GroupFlag, Kind, StreamId
+from kvcodec.log.frame import Record, new_record
+from kvcodec.spec import CodecSpec
+from kvcodec.store.model import Model
+
+_MAX_NAME = 1024
+DEFAULT_SPECS = {StreamId.K: "int4/channel/g64", StreamId.V: "int4/token/g64"}
+
+
+@dataclass(frozen=True)
+class StreamPolicy:
+    """Codec of a stream's full groups; residual: newest tokens kept raw; sinks: first tokens kept raw for good."""
+
+    spec: CodecSpec
+    residual: int = 128
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.residual < 1 << 31 and 0 <= self.sinks < 1 << 31):
+            raise SpecError(f"residual {self.residual} and sinks {self.sinks} must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The policy of one stream over a range of layers."""
+
+    stream: StreamId
+    layers: range
+    policy: StreamPolicy
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Rules that together give each stream of each layer its policy."""
+
+    rules: tuple[Rule, ...]
+
+    @classmethod
+    def of(cls, model: Model, specs: dict[StreamId, CodecSpec], residual: int, sinks: int) -> Policy:
+        """One rule for each stream that some layer of the model has."""
+        present = {s.id for layer in model.layers for s in layer.streams}
+        layers = range(len(model.layers))
+        return cls(tuple(Rule(i, layers, StreamPolicy(specs[i], residual, sinks)) for i in sorted(present)))
+
+    def at(self, layer: int, stream: StreamId) -> StreamPolicy:
+        for rule in self.rules:
+            if rule.stream == stream and layer in rule.layers:
+                return rule.policy
+        raise SpecError(f"no policy for layer {layer}, stream {stream.name.lower()}")
+
+    def encode(self) -> bytes:
+        rows = np.zeros(len(self.rules), POLICY)
+        for row, rule in zip(rows, self.rules, strict=True):
+            spec = rule.policy.spec
+            row["stream"], row["codec"], row["axis"], row["flags"] = rule.stream, spec.codec, spec.axis, spec.flags
+            row["group"], row["first_layer"], row["layers"] = spec.group, rule.layers.start, len(rule.layers)
+            row["residual"], row["sinks"] = rule.policy.residual, rule.policy.sinks
+        return rows.tobytes()
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """What a SEQUENCE record says."""
+
+    id: int
+    name: str
+    model_hash: bytes
+    policy: Policy
+
+    def record(self) -> Record:
+        name, body = self.name.encode(), self.policy.encode()
+        return new_record(
+            Kind.SEQUENCE,
+            body + name,
+            sequence=self.id,
+            model_hash=np.void(self.model_hash),
+            name_bytes=len(name),
+            policies=len(self.policy.rules),
+        )
+
+
+def check_name(name: str) -> None:
+    """Raises SpecError unless `name` can name a sequence."""
+    size = len(name.encode(errors="surrogatepass"))
+    if not 1 <= size <= _MAX_NAME or not name.isprintable():
+        raise SpecError(f"a sequence's name has 1 to {_MAX_NAME} bytes of printable text, not {name[:80]!r}")
+
+
+def read_sequence(header: np.void, body: Bytes, offset: int) -> SequenceInfo:
+    """What a SEQUENCE record says; `offset` is its place in the file. Raises CorruptRecord."""
+    policies, name_bytes = int(header["policies"]), int(header["name_bytes"])
+    size = policies * POLICY.itemsize
+    if body.size != size + name_bytes or header.dtype != SEQUENCE_HEADER:
+        raise CorruptRecord(offset, "length of a SEQUENCE record")
+    if int(header["parent"]) or int(header["fork_token"]):
+        raise CorruptRecord(offset, "SEQUENCE record: this reader knows no forks")
+    if not int(header["sequence"]):
+        raise CorruptRecord(offset, "SEQUENCE record: id 0")
+    try:
+        name = bytes(body[size:]).decode()
+        check_name(name)
+        policy = Policy(tuple(_read_rules(body[:size].view(POLICY))))
+    except ValueError as error:
+        raise CorruptRecord(offset, f"SEQUENCE record: {error}") from None
+    return SequenceInfo(int(header["sequence"]), name, header["model_hash"].tobytes(), policy)
+
+
+def _read_rules(rows: Iterable[np.void]) -> Iterable[Rule]:
+    for row in rows:
+        if int(row["reserved"]) or int(row["reserved_too"]) or int(row["flags"]) & ~int(GroupFlag.SYMMETRIC):
+            raise SpecError("a reserved field of a policy is set")
+        symmetric = bool(int(row["flags"]) & GroupFlag.SYMMETRIC)
+        spec = CodecSpec(CodecId(int(row["codec"])), Axis(int(row["axis"])), int(row["group"]), symmetric)
+        first = int(row["first_layer"])
+        policy = StreamPolicy(spec, int(row["residual"]), int(row["sinks"]))
+        yield Rule(StreamId(int(row["stream"])), range(first, first + int(row["layers"])), policy)

@@ -1,0 +1,151 @@
+"""What a log holds and costs: bytes by kind, ratios against 16-bit, wear."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord
+from kvcodec.layout import SPARE_BYTES, Kind
+from kvcodec.log.frame import host_bytes
+
+if TYPE_CHECKING:
+    from kvcodec.store.index import SequenceIndex
+    from kvcodec.store.store import Store
+
+
+@dataclass(frozen=True)
+class SequenceStats:
+    """One sequence. payload_bytes: codes, group metadata and raw rows that its tokens are read from."""
+
+    name: str
+    tokens: int
+    layers: int
+    codecs: tuple[str, ...]
+    raw16_bytes: int
+    payload_bytes: int
+    coded_bytes: int
+    coded_numbers: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """One log. All figures are bytes unless named otherwise.
+
+    raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
+    framed: with frame and record headers; programmed: with padding and block headers; spare: out-of-band, apart.
+    """
+
+    sequences: tuple[SequenceStats, ...]
+    device: str
+    raw16_bytes: int
+    payload_bytes: int
+    coded_bytes: int
+    coded_numbers: int
+    host_bytes: int
+    framed_bytes: int
+    programmed_bytes: int
+    spare_bytes: int
+    file_bytes: int
+    frames: int
+    records: int
+    blocks_used: int
+    erases: int
+    largest_erase_count: int
+    rated_cycles: int
+
+    @property
+    def bytes_per_number(self) -> float:
+        """Of coded groups: codes and metadata over numbers."""
+        return self.coded_bytes / self.coded_numbers if self.coded_numbers else float("nan")
+
+    @property
+    def write_amplification(self) -> float:
+        """Programmed bytes over host bytes."""
+        return self.programmed_bytes / self.host_bytes if self.host_bytes else float("nan")
+
+    def ratio(self, size: int) -> float:
+        """How many times smaller than 16-bit `size` bytes are."""
+        return self.raw16_bytes / size if size else float("nan")
+
+    @property
+    def coded_ratio(self) -> float:
+        """16-bit bytes over bytes of codes and metadata, of coded groups alone."""
+        return 2 * self.coded_numbers / self.coded_bytes if self.coded_bytes else float("nan")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; a ratio that is not defined is None."""
+        ratios = {
+            "bytes_per_number": self.bytes_per_number,
+            "ratio_coded": self.coded_ratio,
+            "ratio_payload": self.ratio(self.payload_bytes),
+            "ratio_programmed": self.ratio(self.programmed_bytes),
+            "ratio_file": self.ratio(self.file_bytes),
+            "write_amplification": self.write_amplification,
+            "write_amplification_format": self.framed_bytes / self.host_bytes if self.host_bytes else float("nan"),
+            "write_amplification_padding": self.programmed_bytes / self.framed_bytes
+            if self.framed_bytes
+            else float("nan"),
+        }
+        return asdict(self) | {name: value if value == value else None for name, value in ratios.items()}
+
+
+def measure_store(store: Store) -> Stats:
+    """Figures of an open store."""
+    device, log = store.device, store.log
+    sequences = tuple(_measure_sequence(store, index) for index in store.index.sequences.values())
+    counters = device.counters if store.writable else log.counters()
+    erase_counts, units = [], 0
+    for number in np.flatnonzero(device.generations()).tolist():
+        units += int(device.programmed(number).sum())
+        try:
+            block = device.block(number)
+        except CorruptRecord:
+            continue
+        erase_counts.append(block.erase_count if block else 0)
+    return Stats(
+        sequences=sequences,
+        device=device.geometry.name,
+        raw16_bytes=sum(s.raw16_bytes for s in sequences),
+        payload_bytes=sum(s.payload_bytes for s in sequences),
+        coded_bytes=sum(s.coded_bytes for s in sequences),
+        coded_numbers=sum(s.coded_numbers for s in sequences),
+        host_bytes=counters.host,
+        framed_bytes=counters.framed,
+        programmed_bytes=counters.programmed,
+        spare_bytes=units * SPARE_BYTES,
+        file_bytes=device.image.size,
+        frames=log.report.frames,
+        records=sum(index.records for index in store.index.sequences.values()),
+        blocks_used=len(erase_counts),
+        erases=sum(erase_counts),
+        largest_erase_count=max(erase_counts, default=0),
+        rated_cycles=device.geometry.rated_cycles,
+    )
+
+
+def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
+    model, tokens = index.model, len(store.sequence(index.info.name))
+    payload = coded = numbers = 0
+    for (layer, id_), extents in index.maps.items():
+        stream = next(s for s in model.layers[layer].streams if s.id == id_)
+        for extent in extents:
+            if extent.coded.step:
+                payload += (extent.end - extent.first) * stream.row_bytes
+                continue
+            size, raw = 0, False
+            for part in extent.coded.parts:
+                header, _ = store.log.load(part.place)
+                size += host_bytes(header)
+                raw = int(header["kind"]) == Kind.GROUP and int(header["metadata_bytes"]) == 0
+            payload += size
+            if not raw:
+                coded += size
+                numbers += extent.coded.tokens * stream.heads * stream.dim
+    specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
+    layers = sum(bool(layer.streams) for layer in model.layers)
+    return SequenceStats(
+        index.info.name, tokens, layers, tuple(sorted(specs)), tokens * model.token_bytes, payload, coded, numbers
+    )

@@ -1,0 +1,261 @@
+"""A store: one log, opened for reading, appending or anew, and the sequences in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Sequence_
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvcodec.codecs import codec_for
+from kvcodec.errors import IdentityMismatch, SpecError, StoreClosed, UnknownSequence
+from kvcodec.flash.device import Device
+from kvcodec.flash.geometry import Geometry
+from kvcodec.layout import FRAME_OVERHEAD, StreamId
+from kvcodec.log.frame import Record
+from kvcodec.log.reader import Located, Log, Recovery
+from kvcodec.log.sidecar import load_sidecar, sidecar_path, write_sidecar
+from kvcodec.log.writer import LogWriter
+from kvcodec.spec import CodecSpec
+from kvcodec.store.index import LogIndex
+from kvcodec.store.model import Model
+from kvcodec.store.policy import DEFAULT_SPECS, Policy, SequenceInfo, check_name
+from kvcodec.store.sequence import Sequence
+from kvcodec.store.stats import Stats, measure_store
+
+_CAPACITY = 1 << 40
+_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
+
+
+class Store:
+    """An open log. Use `open_store` (kvcodec.open); close it, or use it as a context manager.
+
+    Attributes: model, path, log (with `report` of what recovery met). One process writes, any number reads, and a
+    reader follows a writer live. Every method may be called from many threads.
+    """
+
+    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool) -> None:
+        self.path, self.device = path, device
+        self.lock = threading.RLock()
+        self.log = Log(device, recovery)
+        self.index = LogIndex(self.log)
+        self._writer: LogWriter | None = None
+        self._located: list[Located] = []
+        self._sequences: dict[int, Sequence] = {}
+        self._overrides: dict[str, Any] = {}
+        self._closed = False
+        trusted = load_sidecar(path, self.log, resume=not writable and recovery == Recovery.TORN_TAIL)
+        self._enter([*trusted, *self.log.poll()])
+        if writable:
+            self._writer = LogWriter(device, self.log)
+
+    # -- opening and closing -----------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model that the log's sequences belong to."""
+        models = list(self.index.models.values())
+        if not models:
+            raise UnknownSequence(f"{self.path} holds no model yet")
+        return models[-1]
+
+    @property
+    def writable(self) -> bool:
+        return self._writer is not None
+
+    def begin(self, model: Model | None, overrides: dict[str, Any]) -> None:
+        """Settle which model a writer writes for, and how sequences that it begins are coded."""
+        self._overrides = overrides
+        if not self.index.models:
+            if model is None:
+                raise SpecError(f"{self.path} holds no model yet: pass model=")
+            self.log_records([model.record()])
+        elif model is not None and model.hash not in self.index.models:
+            raise IdentityMismatch(f"{self.path} belongs to {self.model.describe()}, not to {model.describe()}")
+
+    def close(self) -> None:
+        """Make everything durable (a writer), write the index sidecar, and let go of the file."""
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                if self._writer is not None:
+                    self.sync()
+                    write_sidecar(self.path, self.device.uuid, self._writer.end(), self._located)
+            finally:
+                self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of the file without another write, as a crash would."""
+        with self.lock:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self.device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- sequences ---------------------------------------------------------------------------------------------
+
+    def sequence(self, name: str) -> Sequence:
+        """The sequence of that name; a writer begins it if there is none. Raises UnknownSequence, SpecError."""
+        with self.lock:
+            self.refresh()
+            number = self.index.by_name.get(name)
+            if number is None:
+                if self._writer is None:
+                    raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
+                number = self._begin_sequence(name)
+            if number not in self._sequences:
+                self._sequences[number] = Sequence(self, self.index.sequences[number])
+            sequence = self._sequences[number]
+            if self._writer is not None:
+                sequence.take_up()
+            return sequence
+
+    def sequences(self) -> list[str]:
+        """Names of all sequences, in the order in which they were begun."""
+        with self.lock:
+            self.refresh()
+            return list(self.index.by_name)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return map(self.sequence, self.sequences())
+
+    def _begin_sequence(self, name: str) -> int:
+        check_name(name)
+        model = self.model
+        number = max(self.index.sequences, default=0) + 1
+        self.log_records([SequenceInfo(number, name, model.hash, self._policy(model)).record()])
+        return number
+
+    def _policy(self, model: Model) -> Policy:
+        """As asked for at open; what was left open is taken from the newest sequence, else the defaults."""
+        last = self.index.sequences[max(self.index.sequences)].info.policy if self.index.sequences else None
+        known = {rule.stream: rule.policy for rule in last.rules} if last else {}
+        specs, sizes = {}, {"residual": 128, "sinks": 4}
+        for policy in known.values():
+            sizes = {"residual": policy.residual, "sinks": policy.sinks}
+        for stream in {s.id for layer in model.layers for s in layer.streams}:
+            asked = self._overrides.get(stream.name.lower())
+            before = known[stream].spec if stream in known else DEFAULT_SPECS.get(stream, "raw")
+            specs[stream] = CodecSpec.parse(before if asked is None else asked)
+        for size in sizes:
+            if self._overrides.get(size) is not None:
+                sizes[size] = self._overrides[size]
+        return Policy.of(model, specs, **sizes)
+
+    # -- the log -----------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Take in what a writer in another process has committed."""
+        with self.lock:
+            if self._closed:
+                raise StoreClosed(f"{self.path} is closed")
+            if self._writer is None:
+                self._enter(self.log.poll())
+
+    def sync(self) -> None:
+        """Everything appended so far is durable when this returns."""
+        with self.lock:
+            writer = self.check_writable()
+            for sequence in self._sequences.values():
+                sequence.log_open_rows()
+            writer.sync()
+
+    def check_writable(self) -> LogWriter:
+        """The writer. Raises StoreClosed if there is none."""
+        if self._closed or self._writer is None:
+            raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
+        self.device.image.fd()
+        return self._writer
+
+    def log_records(self, records: Sequence_[Record]) -> None:
+        """Commit records to the log and enter them in the index."""
+        self._enter(self.check_writable().append(records))
+
+    def _enter(self, located: Sequence_[Located]) -> None:
+        self.index.enter(located)
+        self._located += located
+
+    @property
+    def step_limit(self) -> int:
+        """Bytes of the body of a STEP record that leave room for others in an erase block."""
+        return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
+
+    def token_group(self, spec: CodecSpec, stream: StreamId) -> int:
+        """Tokens of a full GROUP record."""
+        return codec_for(spec, stream).token_group
+
+    def stats(self) -> Stats:
+        """Bytes, ratios and wear. A writer's figures count what was programmed, not what waits for a sync."""
+        with self.lock:
+            self.refresh()
+            return measure_store(self)
+
+
+def open_store(
+    path: str | Path,
+    mode: str = "r",
+    *,
+    model: Model | None = None,
+    k: str | CodecSpec | None = None,
+    v: str | CodecSpec | None = None,
+    residual: int | None = None,
+    sinks: int | None = None,
+    device: str | Geometry = "tlc",
+    capacity: int = _CAPACITY,
+    recovery: str | Recovery = Recovery.TORN_TAIL,
+    overwrite: bool = False,
+) -> Store:
+    """Open a log.
+
+    mode: "r" reads, and follows a writer live; "a" appends to an existing log; "w" makes a new one for `model` on
+    `device` (a preset or a geometry) of `capacity` bytes, and refuses an existing file without `overwrite`.
+    k, v: codec specs of sequences begun from now on (default int4/channel/g64 and int4/token/g64); residual: newest
+    tokens kept raw (128); sinks: first tokens kept raw for good (4). recovery: torn-tail, absolute, point-in-time
+    or, for reading, skip-damaged.
+
+    Raises SpecError, FormatError (BadMagic, TruncatedLog, CorruptRecord, …), IdentityMismatch, DeviceBusy, LogExists.
+
+    >>> store = open_store("cache.kvlog", "w", model=Model.uniform(32, 8, 128))  # doctest: +SKIP
+    """
+    path = Path(path)
+    recovery = Recovery.parse(recovery)
+    overrides = {
+        "k": None if k is None else CodecSpec.parse(k),
+        "v": None if v is None else CodecSpec.parse(v),
+        "residual": residual,
+        "sinks": sinks,
+    }
+    if mode not in ("r", "a", "w"):
+        raise SpecError(f"mode {mode!r}, want 'r', 'a' or 'w'")
+    if mode == "w":
+        if model is None:
+            raise SpecError("mode 'w' needs model=")
+        geometry = Geometry.parse(device)
+        blocks = min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1)
+        opened = Device.create(path, geometry, blocks=blocks, overwrite=overwrite)
+        sidecar_path(path).unlink(missing_ok=True)
+    else:
+        opened = Device.open(path, writable=mode == "a")
+    try:
+        store = Store(path, opened, recovery, writable=mode != "r")
+        if mode == "r":
+            if model is not None and store.index.models and model.hash not in store.index.models:
+                raise IdentityMismatch(f"{path} belongs to {store.model.describe()}, not to {model.describe()}")
+        else:
+            store.begin(model, overrides)
+            if mode == "w":
+                store.sync()
+    except BaseException:
+        opened.close()
+        raise
+    return store

@@ -1,0 +1,286 @@
+"""Kernels against their naive twins, bit for bit, and the promises of grouped integers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcodec import layout
+from kvcodec.codecs.grouped import GroupedCodec
+from kvcodec.errors import CorruptRecord
+from kvcodec.kernels import dequantize, floats, quantize
+from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
+from kvcodec.spec import CodecSpec
+from tests import reference
+
+INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
+DIMS = [1, 8, 16, 24] if INTERPRETED else [1, 8, 16, 72, 80, 96, 128, 256]
+TOKENS = 40 if INTERPRETED else 200
+BITS = {False: np.dtype(ml_dtypes.bfloat16), True: np.dtype(np.float16)}
+STYLES = ["normal", "bits", "subnormal", "constant", "zero", "outlier", "huge", "offset", "ties"]
+
+thorough = settings(max_examples=6 if INTERPRETED else 60, deadline=None)
+specs = st.builds(
+    CodecSpec,
+    st.just(CodecId.INT4),
+    st.sampled_from([Axis.CHANNEL, Axis.TOKEN]),
+    st.sampled_from([16, 32, 48, 64, 80, 128]),
+    st.booleans(),
+)
+streams = st.sampled_from([StreamId.K, StreamId.V])
+
+
+def make_rows(style: str, shape: tuple[int, ...], half: bool, seed: int) -> np.ndarray:
+    """Finite 16-bit floats' bits."""
+    rng = np.random.default_rng(seed)
+    dtype = BITS[half]
+    most = float(ml_dtypes.finfo(dtype).max)
+    normal = rng.standard_normal(shape)
+    sign = np.where(rng.random(shape) < 0.5, 0x8000, 0).astype(np.uint16)
+    if style == "bits":
+        return rng.integers(0, 0x7C00 if half else 0x7F80, shape, np.uint16) | sign
+    if style == "subnormal":
+        return rng.integers(0, 0x400 if half else 0x80, shape, np.uint16) | sign
+    values = {
+        "normal": normal,
+        "constant": np.broadcast_to(normal[..., :1], shape) * 100,
+        "zero": normal * 0,
+        "outlier": np.where(rng.random(shape) < 0.01, 3e4, normal),
+        "huge": np.sign(normal) * most * np.where(rng.random(shape) < 0.5, 1, 0.99),
+        "offset": 1000 + normal,
+        "ties": rng.integers(-14, 15, shape) / 2,
+    }[style]
+    return np.clip(values, -most, most).astype(dtype).view(np.uint16)
+
+
+@st.composite
+def heads_of_rows(draw):
+    """(spec, stream, half, rows (tokens, heads, dim))."""
+    shape = draw(st.integers(1, TOKENS)), draw(st.integers(1, 2)), draw(st.sampled_from(DIMS))
+    half = draw(st.booleans())
+    rows = make_rows(draw(st.sampled_from(STYLES)), shape, half, draw(st.integers(0, 2**32 - 1)))
+    return draw(specs), draw(streams), half, rows
+
+
+def dtype_of(half: bool) -> DtypeId:
+    return DtypeId.FLOAT16 if half else DtypeId.BFLOAT16
+
+
+def twin_arguments(spec: CodecSpec, stream: StreamId) -> dict:
+    return {
+        "group": spec.group,
+        "per_channel": spec.axis == Axis.CHANNEL,
+        "symmetric": spec.symmetric,
+        "channel_lane": stream == StreamId.V,
+    }
+
+
+def scales_of_values(body: np.ndarray, spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> np.ndarray:
+    """float64 scale of every number of one head, (tokens, dim)."""
+    table = layout.scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
+    scales = body[: 2 * table[0] * table[1]].view(ml_dtypes.bfloat16).reshape(table).astype(np.float64)
+    if spec.axis == Axis.CHANNEL:
+        return np.repeat(scales[:, :dim], spec.group, axis=0)[:tokens]
+    return np.repeat(scales[:, :tokens], spec.group, axis=0)[:dim].T
+
+
+@thorough
+@given(heads_of_rows())
+def test_quantize_records_is_its_twin(case):
+    spec, stream, half, rows = case
+    tokens, heads, _ = rows.shape
+    codec = GroupedCodec(spec, stream)
+    encoded = codec.encode(rows, dtype_of(half), tokens)
+    for h in range(heads):
+        body, error = reference.quantize_records(rows[:, h], half, **twin_arguments(spec, stream))
+        assert encoded.body[0, h].tobytes() == body
+        assert encoded.errors[0, h] == error
+
+
+@thorough
+@given(heads_of_rows(), st.sampled_from([ml_dtypes.bfloat16, np.float16, np.float32]), st.booleans())
+def test_dequantize_records_is_its_twin(case, form, scrambled):
+    spec, stream, half, rows = case
+    tokens, heads, dim = rows.shape
+    codec = GroupedCodec(spec, stream)
+    body = codec.encode(rows, dtype_of(half), tokens).body
+    if scrambled:  # any zeros and codes, not only those that the quantizer makes
+        sections = codec.sections(tokens, dim)
+        rest = body[:, :, sections.scales :]
+        rest[...] = np.random.default_rng(tokens).integers(0, 256, rest.shape, np.uint8)
+    decoded = codec.decode(body, tokens, dim, dtype_of(form == np.float16), as_float32=form == np.float32)
+    for h in range(heads):
+        twin = reference.dequantize_records(body[0, h].tobytes(), tokens, dim, form, **twin_arguments(spec, stream))
+        assert decoded[:, h].tobytes() == twin.tobytes()
+
+
+@thorough
+@given(heads_of_rows())
+def test_error_is_within_half_a_step(case):
+    spec, stream, half, rows = case
+    tokens, heads, dim = rows.shape
+    codec = GroupedCodec(spec, stream)
+    body = codec.encode(rows, dtype_of(half), tokens).body
+    decoded = codec.decode(body, tokens, dim, dtype_of(half), as_float32=True).astype(np.float64)
+    x = reference.widen_rows(rows, half).astype(np.float64)
+    bound = 0.5 if spec.symmetric else 0.5 + 1 / 32
+    for h in range(heads):
+        scales = scales_of_values(body[0, h], spec, stream, tokens, dim)
+        assert (np.abs(x[:, h] - decoded[:, h]) <= (bound + 1e-3) * scales).all()
+
+
+@thorough
+@given(specs.filter(lambda spec: not spec.symmetric), streams, st.integers(0, 0x7F7F), st.booleans(), st.booleans())
+def test_constant_group_is_exact(spec, stream, bits, negative, half):
+    least, most = (0x0001, 0x7BFF) if half else (0x0200, 0x7F7F)  # bfloat16 below 2**-123 is finer than any step
+    bits = 0 if bits < least else min(bits, most)
+    rows = np.full((20, 1, 20), bits | (0x8000 if negative and bits else 0), np.uint16)
+    codec = GroupedCodec(spec, stream)
+    body = codec.encode(rows, dtype_of(half), 20).body
+    np.testing.assert_array_equal(codec.decode(body, 20, 20, dtype_of(half)), rows)
+
+
+def test_symmetric_codes_of_the_textbook():
+    rows = np.array([-1, -0.2, 0.3, 1], ml_dtypes.bfloat16).view(np.uint16).reshape(1, 1, 4)
+    body = GroupedCodec(CodecSpec.parse("int4/token/g32/sym"), StreamId.K).encode(rows, DtypeId.BFLOAT16, 1).body
+    codes = reference.unpack_token_tiles(body[0, 0, 64:], 16, 16)[0, :4].astype(int)
+    assert (codes - 8).tolist() == [-7, -1, 2, 7]
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@settings(max_examples=10, deadline=None)
+def test_tiles_are_their_twins(tiles, blocks, seed):
+    codes = np.random.default_rng(seed).integers(0, 16, (64 * tiles, 16 * blocks), np.uint8)
+    words, packed = codes.view(np.uint64), np.zeros(codes.size // 8, np.uint32)
+    quantize.pack_token_tiles(words, packed)
+    assert packed.tobytes() == reference.pack_token_tiles(codes)
+    back = np.zeros_like(codes)
+    dequantize.unpack_token_tiles(packed, back.view(np.uint64))
+    np.testing.assert_array_equal(back, codes)
+    np.testing.assert_array_equal(reference.unpack_token_tiles(packed.view(np.uint8), *codes.shape), codes)
+    quantize.pack_channel_tiles(words, packed)
+    assert packed.tobytes() == reference.pack_channel_tiles(codes)
+    back[...] = 0
+    dequantize.unpack_channel_tiles(packed, back)
+    np.testing.assert_array_equal(back, codes)
+    np.testing.assert_array_equal(reference.unpack_channel_tiles(packed.view(np.uint8), *codes.shape), codes)
+
+
+def test_every_float16_and_bfloat16_widens_and_narrows():
+    bits = np.arange(0x10000, dtype=np.uint32)[:: 97 if INTERPRETED else 1].astype(np.uint16)
+    for half, exponent in [(False, 0x7F80), (True, 0x7C00)]:
+        finite = bits[bits & exponent != exponent].reshape(-1, 1, 1)
+        values = np.zeros((len(finite), 1), np.float32)
+        quantize.widen_rows(finite, 0, 0, half, values)
+        assert values.tobytes() == reference.widen_rows(finite, half).tobytes()
+        back, none = np.zeros_like(finite), np.zeros((0, 0, 0), np.float32)
+        dequantize.store_rows(values, dequantize.FLOAT16 if half else dequantize.BFLOAT16, 0, 0, back, none)
+        np.testing.assert_array_equal(back, finite)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=5, deadline=None)
+def test_narrowing_rounds_to_nearest_even(seed):
+    rng = np.random.default_rng(seed)
+    count = 500 if INTERPRETED else 20000
+    ties = rng.integers(0, 0x7BFF, count).astype(np.uint16).view(np.float16).astype(np.float32)
+    values = np.concatenate([ties + np.spacing(ties.astype(np.float16)).astype(np.float32) / 2, -ties * 1.0003])
+    values = np.clip(np.concatenate([values, values * np.float32(1e-5)]), -65504, 65504).reshape(-1, 1)
+    out, none = np.zeros((len(values), 1, 1), np.uint16), np.zeros((0, 0, 0), np.float32)
+    for form, dtype in [(dequantize.FLOAT16, np.float16), (dequantize.BFLOAT16, ml_dtypes.bfloat16)]:
+        dequantize.store_rows(values, form, 0, 0, out, none)
+        assert out.tobytes() == values.astype(dtype).tobytes()
+
+
+@given(st.integers(1, 9), st.integers(1, 70), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_find_nonfinite_is_its_twin(tokens, width, half, seed):
+    rng = np.random.default_rng(seed)
+    rows = make_rows("bits", (tokens, width), half, seed)
+    for _ in range(rng.integers(0, 3)):
+        rows[rng.integers(tokens), rng.integers(width)] = rng.choice([0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
+    mask = np.uint16(0x7C00 if half else 0x7F80)
+    assert floats.find_nonfinite(rows, mask) == reference.find_nonfinite(rows, half)
+
+
+@given(specs, streams, st.integers(1, 70), st.sampled_from([1, 20, 40]), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_find_bad_scale_is_its_twin(spec, stream, tokens, dim, seed):
+    rng = np.random.default_rng(seed)
+    codec = GroupedCodec(spec, stream)
+    rows, columns = layout.scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
+    used = dim if spec.axis == Axis.CHANNEL else tokens
+    body = np.zeros((2, 3, codec.sections(tokens, dim).total), np.uint8)
+    table = np.zeros((2, 3, rows, columns), np.uint16)
+    table[..., :used] = rng.choice([0x0080, 0x3F80, 0x7F7F], (2, 3, rows, used))
+    if rng.random() < 0.8:
+        at = tuple(rng.integers(n) for n in (2, 3, rows, used))
+        table[at] = rng.choice([0, 1, 0x007F, 0x7F80, 0x7FC0, 0x8000, 0xBF80, 0xFFFF])
+    body.view(np.uint16)[:, :, : rows * columns] = table.reshape(2, 3, -1)
+    index = reference.find_bad_scale(table[..., :used].reshape(-1))
+    if index < 0:
+        codec.validate(body, tokens, dim)
+        return
+    head, row, column = index // (rows * used), index // used % rows, index % used
+    with pytest.raises(CorruptRecord) as caught:
+        codec.decode(body, tokens, dim, DtypeId.BFLOAT16)
+    assert caught.value.offset == head * body.shape[2] + 2 * (row * columns + column)
+
+
+USE_KERNELS = """
+import json
+import numpy as np
+from kvcodec.codecs import decode_array, encode_array
+from kvcodec.kernels import dequantize, floats, quantize
+from kvcodec.kernels._jit import find_cache
+for tokens, heads, dim, dtype in [(70, 1, 8, "float16"), (200, 2, 80, "float32"), (64, 3, 128, "float16")]:
+    for spec in ["int4/channel/g64", "int4/token/g32/sym"]:
+        for stream in "kv":
+            x = np.ones((tokens, 2 * heads, dim), dtype)[:, ::2]
+            x.flags.writeable = False
+            e = encode_array(x, spec, stream=stream)
+            decode_array(e)
+            e.full.flags.writeable = False
+            decode_array(e, np.array([1, tokens - 1]), np.float32)
+kernels = [quantize.quantize_records, dequantize.dequantize_records, dequantize.find_bad_scale, floats.find_nonfinite]
+print(json.dumps([[len(k.signatures), sum(k.stats.cache_hits.values())] for k in kernels] + [str(find_cache())]))
+"""
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiled kernels only")
+def test_one_machine_code_a_kernel_and_a_second_process_finds_it(tmp_path):
+    results = []
+    for _ in range(2):
+        environment = {**os.environ, "KVCODEC_CACHE_DIR": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", USE_KERNELS], env=environment, capture_output=True, text=True, check=True
+        )
+        results.append(json.loads(run.stdout))
+    assert results[0][:-1] == [[1, 0]] * 4
+    assert results[1][:-1] == [[1, 1]] * 4
+    assert os.path.dirname(results[0][-1]) == str(tmp_path)
+
+
+@pytest.mark.parametrize("environment", [{"KVCODEC_JIT_CACHE": "0"}, {"KVCODEC_CACHE_DIR": "/proc/nowhere"}])
+def test_kernels_work_without_a_cache(environment):
+    code = (
+        "import numpy as np; from kvcodec.kernels.floats import find_nonfinite;"
+        "print(find_nonfinite(np.full((1, 1), 0x7F80, np.uint16), np.uint16(0x7F80)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "0"
+
+
+def test_importing_kvcodec_does_not_import_numba():
+    code = "import sys, kvcodec, kvcodec.codecs; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
