@@ -230,13 +230,13 @@ def test_corrupt_scale_is_named():
 
 
 # Frozen bytes. Four tokens (channel) or channels (token). 0, 1, 2, 15 take a step of 1 = 0x3f80, no zero and
-# themselves as codes; 2, 3, 4, 17 the same with a zero of 2 steps = 32 sixteenths; the textbook's -1, -0.2, 0.3, 1
+# themselves as codes; 1, 2, 3, 16 the same with a zero of one step = 16 sixteenths; the textbook's -1, -0.2, 0.3, 1
 # symmetric a step of 1/7, rounded up to 0x3e13, and the codes -7, -1, 2, 7 plus 8.
 FROZEN = [
-    ("int4/channel/g16", "k", [0, 1, 2, 15], 1.0, 0, {0: "00", 4: "01", 8: "02", 12: "0f"}),
-    ("int4/channel/g16", "v", [2, 3, 4, 17], 1.0, 32, {0: "000102", 3: "0f"}),
-    ("int4/token/g16", "k", [2, 3, 4, 17], 1.0, 32, {0: "0001020f"}),
-    ("int4/token/g16", "v", [0, 1, 2, 15], 1.0, 0, {0: "00", 4: "01", 8: "02", 12: "0f"}),
+    ("int4/channel/g16", "k", [0, 1, 2, 15], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "0f"}),
+    ("int4/channel/g16", "v", [1, 2, 3, 16], 0x3F80, 16, {0: "000102", 3: "0f"}),
+    ("int4/token/g16", "k", [-8, -7, -6, 7], 0x3F80, -128, {0: "0001020f"}),
+    ("int4/token/g16", "v", [0, 1, 2, 15], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "0f"}),
     ("int4/channel/g16/sym", "k", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01", 4: "07", 8: "0a", 12: "0f"}),
     ("int4/channel/g16/sym", "v", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01070a0f"}),
     ("int4/token/g16/sym", "k", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01070a0f"}),
@@ -246,10 +246,9 @@ FROZEN = [
 
 @pytest.mark.parametrize(("spec", "stream", "numbers", "scale", "zero", "codes"), FROZEN)
 def test_frozen_bytes(spec, stream, numbers, scale, zero, codes):
-    bits = 0x3F80 if scale == 1.0 else scale
     x = np.array(numbers, ml_dtypes.bfloat16).reshape((4, 1, 1) if "channel" in spec else (1, 1, 4))
     table = 64 if "channel" in spec or stream == "k" else 128
-    body = bits.to_bytes(2, "little") + bytes(table - 2)
+    body = scale.to_bytes(2, "little") + bytes(table - 2)
     if zero is not None:
         body += zero.to_bytes(2, "little", signed=True) + bytes(table - 2)
     tile = bytearray(128 if stream == "k" else 512)

@@ -21,9 +21,9 @@ _FORMS = {DtypeId.BFLOAT16: dequantize.BFLOAT16, DtypeId.FLOAT16: dequantize.FLO
 class GroupedCodec:
     """INT4 with a bfloat16 scale and an int16 zero a group. See `Codec`.
 
-    |x - decoded| <= (1/2 + 1/32) s, symmetric 1/2 s, plus at most 1e-3 s of float32 rounding where |min| >> s;
-    then at most half a unit in the last place of the 16-bit dtype decoded to. Without
-    sym a constant group of 0, of any float16 or of bfloat16 from 2**-123 comes back exactly.
+    |x - decoded| <= 1/2 step, plus the float32 rounding of x / step: at most 2.5e-4 steps where |min| is 2047 steps,
+    1e-6 if symmetric; plus that of the dtype decoded to. Not symmetric, a constant group of 0, of any float16 or of
+    bfloat16 from 2**-123 comes back exactly.
     """
 
     def __init__(self, spec: CodecSpec, stream: StreamId) -> None:

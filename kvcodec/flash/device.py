@@ -125,14 +125,21 @@ class Device:
         raw = self.image.view(self._spare_offset(block, 0), self.geometry.units_per_block * SPARE_BYTES)
         return raw[: raw.size // SPARE_BYTES * SPARE_BYTES].view(SPARE_SLOT)
 
-    def programmed(self, block: int) -> npt.NDArray[np.bool_]:
-        """Which units of a block have been programmed: their slot is not zero and the file holds all their bytes."""
-        out = np.zeros(self.geometry.units_per_block, np.bool_)
-        words = self.slots(block).view("<u8").reshape(-1, 2)
-        held = self.data(block, 0, self.geometry.block_bytes).size // self.geometry.unit_bytes
-        n = min(len(words), held)
-        out[:n] = (words[:n] != 0).any(axis=1)
+    def programmed(self, block: int, first: int = 0, units: int | None = None) -> npt.NDArray[np.bool_]:
+        """Which units of a block, from `first` on, have been programmed: their slot is not zero and the file holds
+        all their bytes.
+        """
+        units = self.geometry.units_per_block - first if units is None else units
+        out = np.zeros(units, np.bool_)
+        words = self._words(block, first, units)
+        held = self.data(block, first * self.geometry.unit_bytes, units * self.geometry.unit_bytes)
+        n = min(len(words), held.size // self.geometry.unit_bytes)
+        out[:n] = (words[:n, 0] | words[:n, 1]) != 0
         return out
+
+    def _words(self, block: int, first: int, units: int) -> npt.NDArray[np.uint64]:
+        raw = self.image.view(self._spare_offset(block, first), units * SPARE_BYTES)
+        return raw[: raw.size // SPARE_BYTES * SPARE_BYTES].view("<u8").reshape(-1, 2)
 
     def read(self, block: int, unit: int, units: int = 1) -> Bytes:
         """A copy of whole units as the device presents them: 0xFF where nothing was programmed.

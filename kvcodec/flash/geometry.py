@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvcodec.errors import SpecError
 from kvcodec.layout import BLOCK_HEADER, FILE_ALIGNMENT, LOOSE_ALIGNMENT, NO_FRAME, SPARE_BYTES, align
@@ -43,16 +44,16 @@ class Geometry:
         want(self.rated_cycles >= 1, "rated cycles are below 1")
         want(len(self.name.encode()) <= 16 and "\0" not in self.name, "the name is longer than 16 bytes")
 
-    @property
+    @cached_property
     def units_per_block(self) -> int:
         return self.block_bytes // self.unit_bytes
 
-    @property
+    @cached_property
     def spare_area(self) -> int:
         """Bytes of a block's spare area in the file."""
         return align(self.units_per_block * SPARE_BYTES, FILE_ALIGNMENT)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Bytes of a block in the file: spare area, then data pages."""
         return self.spare_area + align(self.block_bytes, FILE_ALIGNMENT)

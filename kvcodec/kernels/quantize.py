@@ -1,10 +1,10 @@
 """Rows of 16-bit floats to grouped INT4: scales, zeros, tiles of codes, and the error that was made.
 
-x = s * (code + z / 16). A group is `group` consecutive tokens of one channel (`quantize_channel_groups`) or
-`group` consecutive channels of one token (`quantize_token_groups`); its *lane* is that channel or token.
+x = s * (code + z / 16). A group is `group` consecutive tokens of one channel, or `group` consecutive channels of
+one token; its *lane* is that channel or token.
 
 Two facts spare the inner loops a clamp. A scale is rounded up and at least 2**-126, so 1 / scale is finite and
-normal. And no zero is further than 2047 steps away, so float32 misses the real-valued code by less than 1/100:
+normal. And no zero is further than 2047 steps away, so float32 misses the real-valued code by less than 1/1000:
 it lies between -1/16 and 15 + 1/16 (symmetric: within 7 + 1/16 of 8), and rounds into a nibble.
 
 Inner loops that do not start at 0 count unsigned: of a start that might be negative numba makes an index that

@@ -36,6 +36,15 @@ _SKIPPABLE = 0x80
 _ERASED_TAG = 0xFF
 _CRC_FIELD = 4  # bytes of a checksum; in a record header the kind follows it
 
+_RESERVED = {
+    kind: [
+        (offset, offset + field_type.itemsize)
+        for name, (field_type, offset, *_) in (dtype.fields or {}).items()
+        if name.startswith("reserved")
+    ]
+    for kind, dtype in HEADERS.items()
+}
+
 
 @dataclass
 class Record:
@@ -232,7 +241,6 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
         size = dtype.itemsize
     want(dtype.itemsize == size, "record header length")
     header: np.void = data[at : at + size].copy().view(dtype)[0]
-    for name in dtype.names or ():
-        if name.startswith("reserved") and any(header[name].tobytes()):
-            raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
+    if any(data[at + first : at + end].any() for first, end in _RESERVED[kind]):
+        raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
     return header

@@ -164,14 +164,19 @@ class Log:
             block = self.cursor.block
             if block is not None:
                 self._skip_padding(block)
-                if self.device.programmed(block.number)[self.cursor.offset // self._unit :].any():
+                if self._programmed_from(block, self.cursor.offset // self._unit):
                     return False
             following = self._following(block)
-            if following is None or not self.device.programmed(following.number)[1:].any():
+            if following is None or not self._programmed_from(following, 1):
                 return True
             if block is not None and not self._first_continues(following):
                 return False
             self._enter(following, self._unit)
+
+    def _programmed_from(self, block: Block, unit: int) -> bool:
+        """Whether any unit from `unit` on is programmed; the next one mostly tells."""
+        near = self.device.programmed(block.number, unit, min(2, self.device.geometry.units_per_block - unit))
+        return bool(near.any() or self.device.programmed(block.number, unit).any())
 
     @property
     def _unit(self) -> int:
@@ -223,10 +228,10 @@ class Log:
 
     def _read(self, block: Block, offset: int) -> Frame:
         data = self.device.data(block.number, 0, self.device.geometry.block_bytes)
-        programmed = self.device.programmed(block.number)
         base = self.device.file_offset(block.number)
         frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
-        if not programmed[offset // self._unit : (frame.end - 1) // self._unit + 1].all():
+        first, last = offset // self._unit, (frame.end - 1) // self._unit
+        if not self.device.programmed(block.number, first, last - first + 1).all():
             raise Flaw("the frame reaches into a unit that is not programmed")
         return frame
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import numpy as np
 
 from kvcodec.codecs import codec_for
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
+from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
 from kvcodec.log.reader import Located, Log, Recovery
 from kvcodec.spec import CodecSpec
 from kvcodec.store.extents import Coded, ExtentMap, Part
 from kvcodec.store.model import Model, Stream, read_model
-from kvcodec.store.policy import SequenceInfo, read_sequence
+from kvcodec.store.policy import Policy, SequenceInfo, read_sequence
 
 Key = tuple[int, StreamId]
 _MAX_TOKEN = 1 << 48
@@ -69,6 +70,7 @@ class LogIndex:
         self.models: dict[bytes, Model] = {}
         self.sequences: dict[int, SequenceIndex] = {}
         self.by_name: dict[str, int] = {}
+        self.default: Policy | None = None  # of sequences begun from now on
 
     def enter(self, located: Iterable[Located]) -> None:
         """Raises CorruptRecord or UnsupportedVersion for a record that contradicts its model or its sequence."""
@@ -99,6 +101,9 @@ class LogIndex:
         model = self.models.get(info.model_hash)
         if model is None:
             raise CorruptRecord(self._at(one), f"sequence {info.name!r} names a model that the log does not hold")
+        if not info.id:
+            self.default = info.policy
+            return
         known = self.sequences.get(info.id)
         if known is not None:
             self._want(one, known.info.name == info.name, f"two sequences of id {info.id}")
@@ -142,7 +147,7 @@ class LogIndex:
         self._want(one, int(h["layers"]) == 1 and int(h["rows"]) == tokens, "layers or rows of a GROUP record")
         self._want(one, int(h["head_dim"]) == stream.dim, f"head dim {int(h['head_dim'])}, want {stream.dim}")
         try:
-            sections = codec_for(read_spec(h), stream.id).sections(tokens, stream.dim)
+            sections = _sections(*(int(h[f]) for f in ("codec", "axis", "group", "flags")), stream, tokens)
         except (SpecError, ValueError) as error:
             raise CorruptRecord(at, f"codec of a GROUP record: {error}") from None
         sizes = (sections.metadata, sections.codes, align(2 * heads, 64))
@@ -176,7 +181,16 @@ class LogIndex:
 
 def read_spec(header: np.void) -> CodecSpec:
     """Codec spec of a GROUP record. Raises SpecError or ValueError."""
-    if int(header["flags"]) & ~int(GroupFlag.SYMMETRIC):
+    return _spec(*(int(header[f]) for f in ("codec", "axis", "group", "flags")))
+
+
+@functools.lru_cache(1024)
+def _spec(codec: int, axis: int, group: int, flags: int) -> CodecSpec:
+    if flags & ~int(GroupFlag.SYMMETRIC):
         raise SpecError("an unknown flag is set")
-    symmetric = bool(int(header["flags"]) & GroupFlag.SYMMETRIC)
-    return CodecSpec(CodecId(int(header["codec"])), Axis(int(header["axis"])), int(header["group"]), symmetric)
+    return CodecSpec(CodecId(codec), Axis(axis), group, bool(flags & GroupFlag.SYMMETRIC))
+
+
+@functools.lru_cache(1024)
+def _sections(codec: int, axis: int, group: int, flags: int, stream: Stream, tokens: int) -> HeadSections:
+    return codec_for(_spec(codec, axis, group, flags), stream.id).sections(tokens, stream.dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What a SEQUENCE record says."""
+    """What a SEQUENCE record says. Id 0, without a name, is no sequence: its policy is that of those begun later."""
 
     id: int
     name: str
@@ -90,6 +91,23 @@ class SequenceInfo:
         )
 
 
+def default_policy(model: Model, before: Policy | None, asked: dict[str, Any]) -> Policy:
+    """Policy of sequences to come: `asked` ("k", "v", … specs, "residual", "sinks"; None where nothing was), else
+    as before, else the defaults.
+    """
+    known = {rule.stream: rule.policy for rule in before.rules} if before else {}
+    specs = {}
+    for stream in {s.id for layer in model.layers for s in layer.streams}:
+        own = asked.get(stream.name.lower())
+        if own is None:
+            own = known[stream].spec if stream in known else DEFAULT_SPECS.get(stream, "raw")
+        specs[stream] = CodecSpec.parse(own)
+    last = next(iter(known.values()), StreamPolicy(CodecSpec(CodecId.RAW)))
+    residual = last.residual if asked.get("residual") is None else asked["residual"]
+    sinks = last.sinks if asked.get("sinks") is None else asked["sinks"]
+    return Policy.of(model, specs, residual, sinks)
+
+
 def check_name(name: str) -> None:
     """Raises SpecError unless `name` can name a sequence."""
     size = len(name.encode(errors="surrogatepass"))
@@ -105,14 +123,15 @@ def read_sequence(header: np.void, body: Bytes, offset: int) -> SequenceInfo:
         raise CorruptRecord(offset, "length of a SEQUENCE record")
     if int(header["parent"]) or int(header["fork_token"]):
         raise CorruptRecord(offset, "SEQUENCE record: this reader knows no forks")
-    if not int(header["sequence"]):
-        raise CorruptRecord(offset, "SEQUENCE record: id 0")
     try:
         name = bytes(body[size:]).decode()
-        check_name(name)
+        if name or int(header["sequence"]):
+            check_name(name)
         policy = Policy(tuple(_read_rules(body[:size].view(POLICY))))
     except ValueError as error:
         raise CorruptRecord(offset, f"SEQUENCE record: {error}") from None
+    if name and not int(header["sequence"]):
+        raise CorruptRecord(offset, "SEQUENCE record: id 0 with a name")
     return SequenceInfo(int(header["sequence"]), name, header["model_hash"].tobytes(), policy)
 
 

@@ -51,4 +51,5 @@ def take_tokens(tokens: Any, length: int) -> npt.NDArray[np.int64]:
     low, high = int(index.min()), int(index.max())
     if low < -length or high >= length:
         raise ShapeError(f"tokens: {low if low < -length else high} is out of range, the sequence has {length}")
-    return np.where(index < 0, index + length, index).astype(np.int64)
+    signed = index.astype(np.int64)
+    return np.where(signed < 0, signed + length, signed)

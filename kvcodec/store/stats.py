@@ -117,7 +117,7 @@ def measure_store(store: Store) -> Stats:
         programmed_bytes=counters.programmed,
         spare_bytes=units * SPARE_BYTES,
         file_bytes=device.image.size,
-        frames=log.report.frames,
+        frames=store.frames,
         records=sum(index.records for index in store.index.sequences.values()),
         blocks_used=len(erase_counts),
         erases=sum(erase_counts),

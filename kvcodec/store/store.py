@@ -21,7 +21,7 @@ from kvcodec.log.writer import LogWriter
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import Model
-from kvcodec.store.policy import DEFAULT_SPECS, Policy, SequenceInfo, check_name
+from kvcodec.store.policy import SequenceInfo, check_name, default_policy
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
 
@@ -44,7 +44,6 @@ class Store:
         self._writer: LogWriter | None = None
         self._located: list[Located] = []
         self._sequences: dict[int, Sequence] = {}
-        self._overrides: dict[str, Any] = {}
         self._closed = False
         trusted = load_sidecar(path, self.log, resume=not writable and recovery == Recovery.TORN_TAIL)
         self._enter([*trusted, *self.log.poll()])
@@ -66,14 +65,20 @@ class Store:
         return self._writer is not None
 
     def begin(self, model: Model | None, overrides: dict[str, Any]) -> None:
-        """Settle which model a writer writes for, and how sequences that it begins are coded."""
-        self._overrides = overrides
+        """Settle which model a writer writes for, and how the sequences that it begins are coded."""
+        records = []
         if not self.index.models:
             if model is None:
                 raise SpecError(f"{self.path} holds no model yet: pass model=")
-            self.log_records([model.record()])
+            records.append(model.record())
         elif model is not None and model.hash not in self.index.models:
             raise IdentityMismatch(f"{self.path} belongs to {self.model.describe()}, not to {model.describe()}")
+        own = model or self.model
+        policy = default_policy(own, self.index.default, overrides)
+        if policy != self.index.default:
+            records.append(SequenceInfo(0, "", own.hash, policy).record())
+        if records:
+            self.log_records(records)
 
     def close(self) -> None:
         """Make everything durable (a writer), write the index sidecar, and let go of the file."""
@@ -133,24 +138,9 @@ class Store:
         check_name(name)
         model = self.model
         number = max(self.index.sequences, default=0) + 1
-        self.log_records([SequenceInfo(number, name, model.hash, self._policy(model)).record()])
+        assert self.index.default is not None
+        self.log_records([SequenceInfo(number, name, model.hash, self.index.default).record()])
         return number
-
-    def _policy(self, model: Model) -> Policy:
-        """As asked for at open; what was left open is taken from the newest sequence, else the defaults."""
-        last = self.index.sequences[max(self.index.sequences)].info.policy if self.index.sequences else None
-        known = {rule.stream: rule.policy for rule in last.rules} if last else {}
-        specs, sizes = {}, {"residual": 128, "sinks": 4}
-        for policy in known.values():
-            sizes = {"residual": policy.residual, "sinks": policy.sinks}
-        for stream in {s.id for layer in model.layers for s in layer.streams}:
-            asked = self._overrides.get(stream.name.lower())
-            before = known[stream].spec if stream in known else DEFAULT_SPECS.get(stream, "raw")
-            specs[stream] = CodecSpec.parse(before if asked is None else asked)
-        for size in sizes:
-            if self._overrides.get(size) is not None:
-                sizes[size] = self._overrides[size]
-        return Policy.of(model, specs, **sizes)
 
     # -- the log -----------------------------------------------------------------------------------------------
 
@@ -184,6 +174,11 @@ class Store:
     def _enter(self, located: Sequence_[Located]) -> None:
         self.index.enter(located)
         self._located += located
+
+    @property
+    def frames(self) -> int:
+        """Frames in the log."""
+        return self._writer.end().frames if self._writer else self.log.report.frames
 
     @property
     def step_limit(self) -> int:

@@ -1,0 +1,54 @@
+# Every target sets up what it needs; nothing but Python >= 3.11 and make has to be there.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+DUMP := tests/data/gemma3_270m_512_3layers.safetensors
+
+.PHONY: demo test check soak lint format bench wheel clean
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready  ## the main job on a real dump: encode, look, verify, compare, decode
+	mkdir -p demo
+	$(BIN)/kvcodec encode $(DUMP) demo/cache.kvlog --force
+	$(BIN)/kvcodec info demo/cache.kvlog
+	$(BIN)/kvcodec verify demo/cache.kvlog
+	$(BIN)/kvcodec diff $(DUMP) demo/cache.kvlog
+	$(BIN)/kvcodec decode demo/cache.kvlog demo/decoded.safetensors --force
+	$(BIN)/kvcodec diff demo/decoded.safetensors demo/cache.kvlog --max-error 0
+
+test: .venv/ready  ## the whole suite, with the branch coverage that the core must have
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -n $(WORKERS) -m 'not campaign'
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --fail-under=95 --include='kvcodec/log/*,kvcodec/flash/*,kvcodec/codecs/*,kvcodec/store/*'
+
+check: test  ## the long campaigns of the reliability bar, first column
+	$(BIN)/python -m pytest -n $(WORKERS) -m campaign
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py
+
+soak: check  ## the second column; as yet the same campaigns over more seeds
+	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m campaign
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/ready
+	$(BIN)/python bench/codecs.py
+
+wheel: .venv/ready
+	$(BIN)/python -m build
+
+clean:
+	rm -rf .venv build dist demo .coverage .coverage.*
