@@ -9,20 +9,20 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord, DeviceError, NoSpace, NotErased
+from kvcodec.flash.block import Block, Counters, decode_header, encode_header
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.geometry import Geometry
 from kvcodec.flash.image import Bytes, Image
 from kvcodec.flash.superblock import Superblock, read_superblock
 from kvcodec.layout import (
     BLOCK_HEADER,
-    BLOCK_MAGIC,
     NO_FRAME,
     SPARE_BYTES,
     SPARE_SLOT,
@@ -33,25 +33,6 @@ from kvcodec.layout import (
 _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
 _ERASED = 0xFF
 _UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
-
-
-@dataclass
-class Counters:
-    """Cumulative bytes: programmed (whole units), framed (frames with their headers), host (rows as coded)."""
-
-    programmed: int = 0
-    framed: int = 0
-    host: int = 0
-
-
-@dataclass(frozen=True)
-class Block:
-    """An erase block in use, as its header says; `before` counts what was written before it was opened."""
-
-    number: int
-    generation: int
-    erase_count: int
-    before: Counters | None
 
 
 class Device:
@@ -199,17 +180,11 @@ class Device:
     def _header(self, number: int) -> Block | None:
         if not self.programmed(number).any():
             return None
-        at = self.file_offset(number)
         self.check_unit(number, 0)
-        header = self.data(number, 0, BLOCK_HEADER.itemsize).view(BLOCK_HEADER)[0]
-        if int(header["crc"]) != crc32c(header.tobytes()[:-4]) or int(header["magic"]) != BLOCK_MAGIC:
-            raise CorruptRecord(at, f"header of block {number}: magic or checksum")
-        if int(header["block"]) != number or int(header["generation"]) != self.generation(number, 0):
-            raise CorruptRecord(at, f"header of block {number} belongs to another place")
-        if any(header["reserved"].tobytes()):
-            raise CorruptRecord(at, f"header of block {number}: a reserved field is set")
-        before = Counters(*(int(header[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
-        return Block(number, int(header["generation"]), int(header["erase_count"]), before)
+        block = decode_header(self.data(number, 0, BLOCK_HEADER.itemsize), self.file_offset(number))
+        if (block.number, block.generation) != (number, self.generation(number, 0)):
+            raise CorruptRecord(self.file_offset(number), f"header of block {number} belongs to another place")
+        return block
 
     def _slot_crc(self, block: int, unit: int, data: Bytes | bytes, rest: bytes) -> int:
         place = self.uuid + (block * self.geometry.units_per_block + unit).to_bytes(8, "little")
@@ -239,15 +214,9 @@ class Device:
         `generation` is above every one used before. Raises NoSpace.
         """
         number = self.next_blocks(1)[0]
-        before = replace(self.counters)
-        block = Block(number, generation, self.erase_counts.get(number, 0), before)
-        header = np.zeros((), BLOCK_HEADER)
-        header["magic"], header["block"], header["generation"] = BLOCK_MAGIC, number, generation
-        header["erase_count"], header["programmed_bytes"] = block.erase_count, before.programmed
-        header["framed_bytes"], header["host_bytes"] = before.framed, before.host
-        header["crc"] = crc32c(header.tobytes()[:-4])
+        block = Block(number, generation, self.erase_counts.get(number, 0), replace(self.counters))
         self._open, self._next_unit = block, 0
-        self.program(number, 0, header.tobytes().ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
+        self.program(number, 0, encode_header(block).ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
         self._erased.discard(number)
         self._untouched = max(self._untouched, number + 1)
         self.erase_counts[number] = block.erase_count

@@ -6,36 +6,22 @@ reached the medium (formats/frame.md).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvcodec.errors import CorruptRecord, SpecError, TruncatedLog
+from kvcodec.errors import CorruptRecord, TruncatedLog
+from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.checksum import crc32c
-from kvcodec.flash.device import Block, Counters, Device
+from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import NO_FRAME, RECORD_HEADER
+from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.frame import Flaw, Frame, host_bytes, read_frame, read_record_header
-
-
-class Recovery(StrEnum):
-    """What opening a log does about a bad place."""
-
-    TORN_TAIL = "torn-tail"  # a torn tail is left out, damage is an error
-    ABSOLUTE = "absolute"  # any flaw is an error
-    POINT_IN_TIME = "point-in-time"  # everything before the first damage
-    SKIP_DAMAGED = "skip-damaged"  # everything that is whole; only for reading
-
-    @classmethod
-    def parse(cls, text: str | Recovery) -> Recovery:
-        try:
-            return cls(text)
-        except ValueError:
-            raise SpecError(f"recovery mode {text!r}, want one of {', '.join(cls)}") from None
+from kvcodec.log.recover import BadRange, Found, Recovery, Report, alive
 
 
 class Place(NamedTuple):
@@ -53,16 +39,6 @@ class Located(NamedTuple):
     header: np.void
 
 
-@dataclass(frozen=True)
-class BadRange:
-    """Bytes of the file that are no committed frames: a torn tail, damage, or a gap that a later writer left behind."""
-
-    start: int
-    end: int
-    why: str
-    kind: str
-
-
 @dataclass
 class Cursor:
     """The end of the walk: the next frame is expected at byte `offset` of `block`."""
@@ -72,16 +48,6 @@ class Cursor:
     number: int = 0
     crc: int = 0
     durable: int = 0
-
-
-@dataclass
-class Report:
-    """What the walk met beside good frames. `torn` is the unfinished end, if there is one."""
-
-    frames: int = 0
-    gaps: list[BadRange] = field(default_factory=list)
-    damage: list[BadRange] = field(default_factory=list)
-    torn: BadRange | None = None
 
 
 class Pending(Protocol):
@@ -104,8 +70,7 @@ class Log:
         self.pending: Pending | None = None
         self.known_durable = 0  # a frame number that the sidecar vouches for
         self.stopped = False
-        self._generations = np.empty(0, np.uint64)
-        self._order: list[Block] = []
+        self._blocks = BlockOrder(device)
 
     # -- walking -----------------------------------------------------------------------------------------------
 
@@ -166,7 +131,7 @@ class Log:
                 self._skip_padding(block)
                 if self._programmed_from(block, self.cursor.offset // self._unit):
                     return False
-            following = self._following(block)
+            following = self._blocks.following(block)
             if following is None or not self._programmed_from(following, 1):
                 return True
             if block is not None and not self._first_continues(following):
@@ -188,27 +153,6 @@ class Log:
             rest = self.device.data(block.number, self.cursor.offset, self._unit - inside)
             if rest.size == self._unit - inside and not rest.any():
                 self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
-
-    def _following(self, block: Block | None) -> Block | None:
-        order = self._blocks()
-        i = 0 if block is None else bisect_right(order, block.generation, key=lambda b: b.generation)
-        return order[i] if i < len(order) else None
-
-    def _blocks(self) -> list[Block]:
-        """Blocks in use, by generation. A block whose header is damaged has no place in the order."""
-        generations = self.device.generations()
-        if not np.array_equal(generations, self._generations):
-            found = []
-            for number in np.flatnonzero(generations):
-                try:
-                    block = self.device.block(int(number))
-                except CorruptRecord:
-                    continue
-                if block is not None:
-                    found.append(block)
-            self._order = sorted(found, key=lambda b: b.generation)
-            self._generations = generations
-        return self._order
 
     def _first_continues(self, block: Block) -> bool:
         try:
@@ -250,6 +194,8 @@ class Log:
         if max(durable, self.cursor.durable, self.known_durable) < expected:
             self._torn(why)
             return None
+        with contextlib.suppress(Flaw):
+            return self._read_here()  # a live writer finished it while we looked further
         return self._damaged(why, later)
 
     def _torn(self, why: str) -> None:
@@ -257,8 +203,8 @@ class Log:
         if self.recovery == Recovery.ABSOLUTE:
             raise CorruptRecord(self.report.torn.start, f"torn tail: {why}")
 
-    def _damaged(self, why: str, later: list[tuple[Block, int, Frame]]) -> Frame | None:
-        found = next(iter(self._alive(later)), None) if self.recovery == Recovery.SKIP_DAMAGED else None
+    def _damaged(self, why: str, later: list[Found]) -> Frame | None:
+        found = next(iter(alive(later, self.cursor.number)), None) if self.recovery == Recovery.SKIP_DAMAGED else None
         block, offset, frame = found or (None, 0, None)
         bad = self._range(block, offset, why, "damage")
         if self.recovery in (Recovery.TORN_TAIL, Recovery.ABSOLUTE):
@@ -270,22 +216,10 @@ class Log:
         self._enter(block, offset)
         return frame
 
-    def _alive(self, later: list[tuple[Block, int, Frame]]) -> list[tuple[Block, int, Frame]]:
-        """Without the frames that a later writer, which had not accepted them, began anew."""
-        return [
-            (block, offset, frame)
-            for i, (block, offset, frame) in enumerate(later)
-            if frame.id.number > self.cursor.number
-            and not any(
-                other.id.session != frame.id.session and other.id.session_start <= frame.id.number
-                for _, _, other in later[i + 1 :]
-            )
-        ]
-
-    def _later_frames(self) -> Iterator[tuple[Block, int, Frame]]:
+    def _later_frames(self) -> Iterator[Found]:
         """Good frames beyond the cursor that the spare slots point at, in log order."""
         here = self.cursor.block
-        for block in self._blocks():
+        for block in self._blocks.in_use():
             if here is not None and block.generation < here.generation:
                 continue
             firsts = self.device.slots(block.number)["first_frame"]
@@ -295,7 +229,7 @@ class Log:
                 if here is not None and block.generation == here.generation and offset < self.cursor.offset:
                     continue
                 try:
-                    yield block, offset, self._read(block, offset)
+                    yield Found(block, offset, self._read(block, offset))
                 except Flaw:
                     continue
 

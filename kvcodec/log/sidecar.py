@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
+from kvcodec.flash.block import Counters
 from kvcodec.flash.checksum import crc32c
-from kvcodec.flash.device import Counters
 from kvcodec.layout import (
     FORMAT_VERSION,
     FRAME_TRAILER,
@@ -65,12 +65,10 @@ def write_sidecar(path: Path, uuid: bytes, end: LogEnd, located: Sequence[Locate
     head["crc"] = crc32c(head.tobytes()[:-4])
     target = sidecar_path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
+    with contextlib.suppress(OSError):  # a log without its sidecar is whole
         fresh.write_bytes(head.tobytes() + entries.tobytes())
         os.replace(fresh, target)
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
+    fresh.unlink(missing_ok=True)
 
 
 def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:

@@ -15,7 +15,8 @@ from kvcodec.flash.image import Bytes
 from kvcodec.layout import NO_FRAME
 from kvcodec.log.frame import FrameId, Record, build_frame, host_bytes, seal_record
 from kvcodec.log.plan import PlannedFrame, plan_frames
-from kvcodec.log.reader import Cursor, Located, Log, Place, Recovery
+from kvcodec.log.reader import Cursor, Located, Log, Place
+from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import LogEnd
 
 

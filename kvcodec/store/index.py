@@ -10,7 +10,8 @@ import numpy as np
 from kvcodec.codecs import codec_for
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
-from kvcodec.log.reader import Located, Log, Recovery
+from kvcodec.log.reader import Located, Log
+from kvcodec.log.recover import Recovery
 from kvcodec.spec import CodecSpec
 from kvcodec.store.extents import Coded, ExtentMap, Part
 from kvcodec.store.model import Model, Stream, read_model

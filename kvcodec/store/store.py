@@ -15,7 +15,8 @@ from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FRAME_OVERHEAD, StreamId
 from kvcodec.log.frame import Record
-from kvcodec.log.reader import Located, Log, Recovery
+from kvcodec.log.reader import Located, Log
+from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, sidecar_path, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.spec import CodecSpec

@@ -1,0 +1,46 @@
+"""Erase blocks in the order in which a log filled them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord
+from kvcodec.flash.block import Block
+from kvcodec.flash.device import Device
+
+
+class BlockOrder:
+    """Blocks in use, by generation; looked up anew only when some block was opened or erased.
+
+    A block of which no unit is good has no place in the order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._generations = np.empty(0, np.uint64)
+        self._order: list[Block] = []
+
+    def in_use(self) -> list[Block]:
+        """All of them, oldest first."""
+        generations = self._device.generations()
+        if not np.array_equal(generations, self._generations):
+            found, whole = [], True
+            for number in np.flatnonzero(generations).tolist():
+                try:
+                    block = self._device.block(number)
+                except CorruptRecord:
+                    whole = False  # a writer may be in the middle of its header: look again next time
+                    continue
+                if block is not None:
+                    found.append(block)
+            self._order = sorted(found, key=lambda b: b.generation)
+            self._generations = generations if whole else np.empty(0, np.uint64)
+        return self._order
+
+    def following(self, block: Block | None) -> Block | None:
+        """The block after `block`, or the first one."""
+        order = self.in_use()
+        i = 0 if block is None else bisect_right(order, block.generation, key=lambda b: b.generation)
+        return order[i] if i < len(order) else None
