@@ -9,6 +9,7 @@ from kvcodec.layout import Axis, CodecId, GroupFlag
 
 _BITS = {CodecId.INT4: 4}
 _NAMES = {CodecId.RAW: "raw", CodecId.INT4: "int4"}
+KNOWN_CODECS = tuple(_NAMES)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
 _GROUP_STEP = 16
 _GROUP_MAX = 4096

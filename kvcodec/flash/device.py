@@ -141,7 +141,7 @@ class Device:
         size = self.geometry.unit_bytes
         slot = self.slots(block)[unit]
         data = self.data(block, unit * size, size)
-        if self._slot_crc(block, unit, data, slot.tobytes()[4:]) != int(slot["crc"]):
+        if int(slot["flags"]) or self._slot_crc(block, unit, data, slot.tobytes()[4:]) != int(slot["crc"]):
             raise CorruptRecord(self.file_offset(block, unit * size), f"unit {unit} of block {block}: spare checksum")
 
     def generation(self, block: int, unit: int) -> int:
@@ -151,13 +151,13 @@ class Device:
 
     def generations(self) -> npt.NDArray[np.uint64]:
         """Generation of every block that the file reaches into, unchecked; 0 for an erased one. One cheap look."""
-        first, second = self._generations_at(0), self._generations_at(1)
+        raw = self.image.view(_FIRST_BLOCK, self.present_blocks() * self.geometry.stride)
+        first, second = self._generations_at(raw, 0), self._generations_at(raw, 1)
         first[: len(second)] = np.where(first[: len(second)] == 0, second, first[: len(second)])
         return first
 
-    def _generations_at(self, unit: int) -> npt.NDArray[np.uint64]:
+    def _generations_at(self, raw: Bytes, unit: int) -> npt.NDArray[np.uint64]:
         stride, at = self.geometry.stride, unit * SPARE_BYTES
-        raw = self.image.view(_FIRST_BLOCK, self.present_blocks() * stride)
         n = max(0, -(-(raw.size - at - SPARE_BYTES + 1) // stride))
         field = SPARE_SLOT.fields["generation"][1]  # type: ignore[index]
         return np.ndarray((n,), "<u8", raw, at + field, (stride,)).copy() if n else np.empty(0, np.uint64)

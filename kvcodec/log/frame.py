@@ -241,6 +241,8 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
         size = dtype.itemsize
     want(dtype.itemsize == size, "record header length")
     header: np.void = data[at : at + size].copy().view(dtype)[0]
-    if any(data[at + first : at + end].any() for first, end in _RESERVED[kind]):
+    if any(data[at + first : at + end].any() for first, end in _RESERVED.get(kind, ())):
         raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
+    want(kind != Kind.DROP or not int(head["body_bytes"]), "a DROP record with a body")
+    want(kind != Kind.MODEL or not int(head["sequence"]), "a MODEL record with a sequence")
     return header

@@ -85,6 +85,7 @@ def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:
         return []
     head, body = raw[: SIDECAR.itemsize].view(SIDECAR)[0], raw[SIDECAR.itemsize :]
     known = head["magic"] == SIDECAR_MAGIC and int(head["version"]) == FORMAT_VERSION
+    known &= not any(head["reserved"].tobytes())
     whole = int(head["records"]) * SIDECAR_ENTRY.itemsize == body.size
     if not (known and whole) or int(head["crc"]) != crc32c(raw[: SIDECAR.itemsize - 4]):
         return []

@@ -12,12 +12,14 @@ import numpy as np
 from kvcodec.errors import DeviceError, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import NO_FRAME
+from kvcodec.layout import FRAME_OVERHEAD, NO_FRAME
 from kvcodec.log.frame import FrameId, Record, build_frame, host_bytes, seal_record
 from kvcodec.log.plan import PlannedFrame, plan_frames
 from kvcodec.log.reader import Cursor, Located, Log, Place
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import LogEnd
+
+_SETTLE_BYTES = 16 << 20  # programmed without a sync, after which later frames shall vouch for them
 
 
 class LogWriter:
@@ -41,10 +43,12 @@ class LogWriter:
         self._tail = bytearray()  # bytes of frames in the unit that is not full yet
         self._starts: list[int] = []  # offsets in the block of the frames that begin in `_tail`
         self._failed = False
+        self._witnessed = True
         self._frames = log.report.frames
         self._frame_end = log.cursor.offset
         self._unit_start = self._take_up(log)
         self._pending_from = self._unit_start
+        self._settled = device.counters.programmed
         log.pending = self
 
     @property
@@ -101,6 +105,9 @@ class LogWriter:
         self.lsn += len(records)
         located = [place for frame in frames for place in self._append_frame(frame)]
         self._program(len(self._tail) // unit)
+        self._witnessed = False
+        if self.device.counters.programmed - self._settled >= _SETTLE_BYTES:
+            self._settle()
         self._failed = False
         return located
 
@@ -129,6 +136,30 @@ class LogWriter:
         cursor = Cursor(self._block, self._frame_end, self._number, self._crc, self.durable)
         counted = replace(totals, programmed=totals.programmed - self._unit - before) if self._block else totals
         return LogEnd(cursor, counted, self._frames, self.lsn)
+
+    def witness(self) -> None:
+        """Sync, and let a last frame without records say what is durable: the loss of that is then known as damage.
+
+        The frame shares the last program unit with what waits for it; nothing happens if nothing was appended.
+        """
+        self._refuse_if_failed()
+        offset = self._unit_start + len(self._tail)
+        if self._witnessed or offset + FRAME_OVERHEAD > self.device.geometry.block_bytes:
+            return self.sync()
+        self._failed = True
+        self._settle()
+        self._append_frame(PlannedFrame(False, offset, offset + FRAME_OVERHEAD, []))
+        self._failed = False
+        self.sync()
+        self._witnessed = True
+        return None
+
+    def _settle(self) -> None:
+        """Make the units programmed so far durable, and with them the frames that need no other."""
+        self.device.sync()
+        straddles = bool(self._tail) and self._pending_from < self._unit_start
+        self.durable = max(self.durable, self._number - len(self._starts) - straddles)
+        self._settled = self.device.counters.programmed
 
     def _refuse_if_failed(self) -> None:
         if self._failed:

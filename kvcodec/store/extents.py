@@ -98,6 +98,11 @@ class ExtentMap:
         return self._extents[lo:hi]
 
     @property
+    def held(self) -> int:
+        """How many tokens are held."""
+        return sum(extent.end - extent.first for extent in self._extents)
+
+    @property
     def end(self) -> int:
         """The token after the last one that is held."""
         return self._extents[-1].end if self._extents else 0

@@ -12,13 +12,14 @@ from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
 from kvcodec.log.reader import Located, Log
 from kvcodec.log.recover import Recovery
-from kvcodec.spec import CodecSpec
+from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.extents import Coded, ExtentMap, Part
 from kvcodec.store.model import Model, Stream, read_model
 from kvcodec.store.policy import Policy, SequenceInfo, read_sequence
 
 Key = tuple[int, StreamId]
 _MAX_TOKEN = 1 << 48
+_CONTRADICTION = "the parts of a split record contradict each other"
 
 
 class SequenceIndex:
@@ -32,7 +33,7 @@ class SequenceIndex:
         self.maps: dict[Key, ExtentMap] = {
             (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
         }
-        self._split: dict[tuple[int, Key], list[Part]] = {}
+        self._split: dict[tuple[int, Key], Coded] = {}
         self.records = 0
 
     @property
@@ -44,18 +45,28 @@ class SequenceIndex:
         """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
         return bool(self._split) or any(extents.end > length for extents in self.maps.values())
 
-    def add(self, key: Key, coded: Coded, heads: int) -> None:
-        """Enter a record's rows; the parts of one that was split count once all heads are there."""
+    def add(self, key: Key, coded: Coded, heads: int) -> bool:
+        """Enter a record's rows; the parts of one that was split count once all heads are there.
+
+        False if the parts of one record contradict each other.
+        """
         self.records += 1
         part = coded.parts[0]
         if part.heads < heads:
-            parts = self._split.setdefault((coded.lsn, key), [])
-            parts[:] = [p for p in parts if p.first_head != part.first_head] + [part]
-            if sum(p.heads for p in parts) < heads:
-                return
-            coded = coded._replace(parts=tuple(sorted(parts, key=lambda p: p.first_head)))
+            known = self._split.get((coded.lsn, key), coded._replace(parts=()))
+            if known._replace(parts=()) != coded._replace(parts=()):
+                return False
+            others = [p for p in known.parts if (p.first_head, p.heads) != (part.first_head, part.heads)]
+            coded = coded._replace(parts=tuple(sorted([*others, part], key=lambda p: p.first_head)))
+            ends = [0, *(p.first_head + p.heads for p in coded.parts)]
+            if any(p.first_head < end for p, end in zip(coded.parts, ends, strict=False)):
+                return False
+            self._split[coded.lsn, key] = coded
+            if sum(p.heads for p in coded.parts) < heads:
+                return True
             del self._split[coded.lsn, key]
         self.maps[key].insert(coded)
+        return True
 
     def drop(self, first: int, lsn: int) -> None:
         for extents in self.maps.values():
@@ -102,12 +113,16 @@ class LogIndex:
         model = self.models.get(info.model_hash)
         if model is None:
             raise CorruptRecord(self._at(one), f"sequence {info.name!r} names a model that the log does not hold")
+        for n, layer in enumerate(model.layers):
+            for stream in layer.streams:
+                self._want(one, info.policy.covers(n, stream.id), f"no policy for layer {n}, stream {stream.name}")
         if not info.id:
             self.default = info.policy
             return
         known = self.sequences.get(info.id)
         if known is not None:
-            self._want(one, known.info.name == info.name, f"two sequences of id {info.id}")
+            same = (known.info.name, known.info.model_hash) == (info.name, info.model_hash)
+            self._want(one, same, f"two sequences of id {info.id}")
             known.info = info
             return
         self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
@@ -141,6 +156,8 @@ class LogIndex:
             raise UnsupportedVersion(f"at byte {at}: GROUP record with a row bitmap, positions or a transform")
         if any(h["basis_hash"].tobytes()):
             raise UnsupportedVersion(f"at byte {at}: GROUP record with a basis")
+        if int(h["codec"]) not in KNOWN_CODECS:
+            raise UnsupportedVersion(f"at byte {at}: GROUP record of codec {int(h['codec'])}")
         self._want(one, int(h["stream"]) in list(StreamId), f"stream {int(h['stream'])}")
         stream = self._stream(one, sequence, int(h["first_layer"]), StreamId(int(h["stream"])))
         self._check_range(one, stream.heads)
@@ -157,7 +174,8 @@ class LogIndex:
         self._want(one, int(h["body_bytes"]) == sizes[2] + heads * sections.total, "body length")
         part = Part(one.place, int(h["first_head"]), heads, sizes[2])
         coded = Coded(int(h["lsn"]), False, int(h["first_token"]), tokens, (part,))
-        sequence.add((int(h["first_layer"]), stream.id), coded, stream.heads)
+        whole = sequence.add((int(h["first_layer"]), stream.id), coded, stream.heads)
+        self._want(one, whole, _CONTRADICTION)
 
     def _enter_step(self, one: Located) -> None:
         h, sequence = one.header, self._sequence(one)
@@ -177,7 +195,7 @@ class LogIndex:
                 position += 2 * tokens * int(h["heads"]) * stream.dim
         self._want(one, position == int(h["body_bytes"]) and position > 0, "body length")
         for entry in entries:
-            sequence.add(*entry)
+            self._want(one, sequence.add(*entry), _CONTRADICTION)
 
 
 def read_spec(header: np.void) -> CodecSpec:

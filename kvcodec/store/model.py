@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ class Layer:
                 raise SpecError(f"stream {s.name}: {s.heads} heads of {s.dim} channels are out of range")
         if not 0 <= self.window < 1 << 32:
             raise SpecError(f"window is {self.window}")
+        if not (math.isfinite(self.rope_base) and math.isfinite(self.rope_scale)):
+            raise SpecError("rope_base and rope_scale must be finite")
 
     @classmethod
     def kv(
@@ -175,7 +178,7 @@ def read_model(header: np.void, body: Bytes, offset: int) -> Model:
         raise CorruptRecord(offset, "hash of a MODEL record")
     rows: Sequence[np.void] = body[: n * MODEL_LAYER.itemsize].view(MODEL_LAYER)  # type: ignore[assignment]
     try:
-        dtype = next(name for name, id_ in _DTYPES.items() if id_ == int(header["dtype"]))
+        dtype = {id_: name for name, id_ in _DTYPES.items()}.get(DtypeId(int(header["dtype"])), "")
         fingerprint = header["fingerprint"].tobytes()
         return Model(
             tuple(_read_layer(row) for row in rows),
@@ -186,13 +189,16 @@ def read_model(header: np.void, body: Bytes, offset: int) -> Model:
             int(header["shards"]),
             RopeLayout(int(header["rope_layout"])),
         )
-    except (SpecError, ValueError, StopIteration) as error:
+    except ValueError as error:
         raise CorruptRecord(offset, f"MODEL record: {error}") from None
 
 
 def _read_layer(row: np.void) -> Layer:
     if int(row["reserved"]):
         raise SpecError("a reserved field is set")
+    for slot in ("first", "second"):
+        if not int(row[f"{slot}_stream"]) and (int(row[f"{slot}_heads"]) or int(row[f"{slot}_dim"])):
+            raise SpecError("a shape without a stream")
     streams = tuple(
         Stream(StreamId(int(row[f"{slot}_stream"])), int(row[f"{slot}_heads"]), int(row[f"{slot}_dim"]))
         for slot in ("first", "second")

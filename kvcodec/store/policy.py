@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvcodec.errors import CorruptRecord, SpecError
+from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import POLICY, SEQUENCE_HEADER, Axis, CodecId, GroupFlag, Kind, StreamId
 from kvcodec.log.frame import Record, new_record
-from kvcodec.spec import CodecSpec
+from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.model import Model
 
 _MAX_NAME = 1024
@@ -53,6 +53,10 @@ class Policy:
         present = {s.id for layer in model.layers for s in layer.streams}
         layers = range(len(model.layers))
         return cls(tuple(Rule(i, layers, StreamPolicy(specs[i], residual, sinks)) for i in sorted(present)))
+
+    def covers(self, layer: int, stream: StreamId) -> bool:
+        """Whether some rule is for this stream of this layer."""
+        return any(rule.stream == stream and layer in rule.layers for rule in self.rules)
 
     def at(self, layer: int, stream: StreamId) -> StreamPolicy:
         for rule in self.rules:
@@ -128,6 +132,8 @@ def read_sequence(header: np.void, body: Bytes, offset: int) -> SequenceInfo:
         if name or int(header["sequence"]):
             check_name(name)
         policy = Policy(tuple(_read_rules(body[:size].view(POLICY))))
+    except UnsupportedVersion as error:
+        raise UnsupportedVersion(f"at byte {offset}: SEQUENCE record: {error}") from None
     except ValueError as error:
         raise CorruptRecord(offset, f"SEQUENCE record: {error}") from None
     if name and not int(header["sequence"]):
@@ -140,6 +146,8 @@ def _read_rules(rows: Iterable[np.void]) -> Iterable[Rule]:
         if int(row["reserved"]) or int(row["reserved_too"]) or int(row["flags"]) & ~int(GroupFlag.SYMMETRIC):
             raise SpecError("a reserved field of a policy is set")
         symmetric = bool(int(row["flags"]) & GroupFlag.SYMMETRIC)
+        if int(row["codec"]) not in KNOWN_CODECS:
+            raise UnsupportedVersion(f"a policy of codec {int(row['codec'])}")
         spec = CodecSpec(CodecId(int(row["codec"])), Axis(int(row["axis"])), int(row["group"]), symmetric)
         first = int(row["first_layer"])
         policy = StreamPolicy(spec, int(row["residual"]), int(row["sinks"]))

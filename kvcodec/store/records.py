@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs import Encoded, codec_for
+from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import ALIGNMENT, CodecId, DtypeId, Kind, align
 from kvcodec.log.frame import Record, new_record
@@ -161,10 +162,18 @@ def _read_part(
     log: Log, coded: Coded, part: Part, stream: Stream, dtype: DtypeId, as_float32: bool
 ) -> npt.NDArray[Any]:
     header, body = log.load(part.place)
+    named = (coded.lsn, coded.first, coded.tokens, part.first_head, part.heads)
+    at = log.device.file_offset(part.place.block, part.place.offset)
+    if tuple(int(header[f]) for f in ("lsn", "first_token", "tokens", "first_head", "heads")) != named:
+        raise CorruptRecord(at, "another record than the index names")
     if int(header["kind"]) == Kind.GROUP:
         codec = codec_for(read_spec(header), stream.id)
         heads = body[part.body_offset :].reshape(part.heads, -1)
-        rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
+        try:
+            rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
+        except CorruptRecord as error:
+            start = at + int(header["header_bytes"]) + part.body_offset
+            raise CorruptRecord(start + error.offset, error.why) from None
     else:
         size = 2 * coded.tokens * part.heads * stream.dim
         bits = body[part.body_offset : part.body_offset + size].copy().view("<u2")

@@ -37,6 +37,11 @@ def take_rows(array: Any, model: Model, layer: int, stream: Stream, first_token:
     return bits
 
 
+def count_tokens(tokens: slice | None, length: int) -> int:
+    """How many tokens of a sequence a slice names."""
+    return len(range(*(tokens or slice(None)).indices(length)))
+
+
 def take_tokens(tokens: Any, length: int) -> npt.NDArray[np.int64]:
     """Token numbers of a slice, an index array, one number, or None for all. Raises ShapeError out of range."""
     if tokens is None:

@@ -14,7 +14,7 @@ from kvcodec.log.frame import Record, new_record
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.records import RAW, OpenSpan, group_records, read_extent, step_records, widen
-from kvcodec.store.rows import take_rows, take_tokens
+from kvcodec.store.rows import count_tokens, take_rows, take_tokens
 from kvcodec.store.window import OpenRows, Rows, leaving
 
 if TYPE_CHECKING:
@@ -166,7 +166,12 @@ class Sequence:
         wide = out == np.float32
         with self._store.lock:
             self._store.refresh()
-            index = take_tokens(tokens, self._readable(layer))
+            length = self._readable(layer)
+            for s in streams:  # before memory for tokens that damage took is asked for
+                held = self._index.maps[layer, s.id].held
+                if not self._open and isinstance(tokens, slice | None) and count_tokens(tokens, length) > held:
+                    raise self._lost((layer, s.id))
+            index = take_tokens(tokens, length)
             return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
 
     def _readable(self, layer: int) -> int:
@@ -194,8 +199,13 @@ class Sequence:
                 whole = read_extent(self._store.log, extent, stream, model.dtype_id, as_float32=as_float32)
                 rows[order[low:high]] = whole[ascending[low:high] - extent.coded.first]
         if found != coded:
-            raise CorruptRecord(0, f"sequence {self.name!r}: tokens of layer {key[0]}, stream {stream.name} are lost")
+            raise self._lost(key)
         return rows
+
+    def _lost(self, key: Key) -> CorruptRecord:
+        damage = self._store.log.report.damage
+        at = damage[0].start if damage else 0
+        return CorruptRecord(at, f"sequence {self.name!r}: tokens of layer {key[0]}, stream {key[1].name} are lost")
 
     def _layer(self, layer: int) -> Layer:
         layers = self._index.model.layers

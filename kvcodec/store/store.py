@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvcodec.codecs import codec_for
-from kvcodec.errors import IdentityMismatch, SpecError, StoreClosed, UnknownSequence
+from kvcodec.errors import FormatError, IdentityMismatch, SpecError, StoreClosed, UnknownSequence
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FRAME_OVERHEAD, StreamId
@@ -40,16 +40,24 @@ class Store:
     def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool) -> None:
         self.path, self.device = path, device
         self.lock = threading.RLock()
-        self.log = Log(device, recovery)
-        self.index = LogIndex(self.log)
         self._writer: LogWriter | None = None
-        self._located: list[Located] = []
         self._sequences: dict[int, Sequence] = {}
         self._closed = False
-        trusted = load_sidecar(path, self.log, resume=not writable and recovery == Recovery.TORN_TAIL)
-        self._enter([*trusted, *self.log.poll()])
+        resume = not writable and recovery == Recovery.TORN_TAIL
+        try:
+            self._load(recovery, resume=resume)
+        except FormatError:
+            if not resume:
+                raise
+            self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
         if writable:
             self._writer = LogWriter(device, self.log)
+
+    def _load(self, recovery: Recovery, *, resume: bool) -> None:
+        self.log = Log(self.device, recovery)
+        self.index = LogIndex(self.log)
+        self._located: list[Located] = []
+        self._enter([*load_sidecar(self.path, self.log, resume=resume), *self.log.poll()])
 
     # -- opening and closing -----------------------------------------------------------------------------------
 
@@ -88,7 +96,8 @@ class Store:
                 return
             try:
                 if self._writer is not None:
-                    self.sync()
+                    self._log_open_rows()
+                    self._writer.witness()
                     write_sidecar(self.path, self.device.uuid, self._writer.end(), self._located)
             finally:
                 self._let_go()
@@ -157,9 +166,12 @@ class Store:
         """Everything appended so far is durable when this returns."""
         with self.lock:
             writer = self.check_writable()
-            for sequence in self._sequences.values():
-                sequence.log_open_rows()
+            self._log_open_rows()
             writer.sync()
+
+    def _log_open_rows(self) -> None:
+        for sequence in self._sequences.values():
+            sequence.log_open_rows()
 
     def check_writable(self) -> LogWriter:
         """The writer. Raises StoreClosed if there is none."""
@@ -250,7 +262,7 @@ def open_store(
         else:
             store.begin(model, overrides)
             if mode == "w":
-                store.sync()
+                store.sync()  # whoever opens it next, even after a crash, finds the model
     except BaseException:
         opened.close()
         raise
