@@ -402,6 +402,13 @@ def flipped(log, tmp_path, at):
     return copy
 
 
+def inside_record(log, n):
+    """A byte of the file in the body of the nth record of layer 1's V."""
+    with kv.open(log) as store:
+        place = list(store.index.sequences[1].maps[1, StreamId.V])[n].coded.parts[0].place
+        return store.device.file_offset(place.block, place.offset + 200)
+
+
 def test_a_clean_log_is_clean(log):
     report = verify_log(log)
     assert report.verdict == "clean"
@@ -445,11 +452,7 @@ def test_lost_tokens_are_named_and_the_others_can_be_saved(tmp_path):
     dump = make_dump(tmp_path / "chat.safetensors", 3000, heads=1)
     log = tmp_path / "a.kvlog"
     encode_dump(dump, log, device=TINY, residual=16)
-    with kv.open(log) as store:
-        index = store.index.sequences[1]
-        place = list(index.maps[1, StreamId.V])[20].coded.parts[0].place
-        at = store.device.file_offset(place.block, place.offset + 200)
-    copy = flipped(log, tmp_path, at)
+    copy = flipped(log, tmp_path, inside_record(log, 20))
     report = verify_log(copy)
     assert report.verdict == "damaged"
     (checked,) = report.sequences
@@ -472,7 +475,7 @@ def test_lost_tokens_are_named_and_the_others_can_be_saved(tmp_path):
 
 def test_a_torn_tail_is_told_from_damage(tmp_path, dump):
     log = tmp_path / "a.kvlog"
-    store = kv.open(log, "w", model=kv.Model.uniform(2, 2, 16), residual=0, device=TINY)
+    store = kv.open(log, "w", model=kv.Model.uniform(2, 2, 16), residual=0, device="page=512,unit=64,block=65536")
     for layer in range(2):
         store.sequence("a").append(layer, rows(layer, "k", 200), rows(layer, "v", 200))
     store.sync()
@@ -485,8 +488,8 @@ def test_a_torn_tail_is_told_from_damage(tmp_path, dump):
     (checked,) = report.sequences
     assert checked.tokens >= 200
     assert checked.lost == ()
-    with kv.open(log, "a"):
-        pass
+    with kv.open(log, "a") as store:
+        store.sequence("b").append(0, rows(0, "k", 1), rows(0, "v", 1))
     report = verify_log(log)
     assert report.verdict == "clean"
     assert [gap.kind for gap in report.gaps] == ["gap"]

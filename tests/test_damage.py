@@ -8,7 +8,7 @@ import pytest
 
 import kvcodec as kv
 from kvcodec.errors import KvcodecError
-from kvcodec.log.reader import Recovery
+from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows, tiny_model
 

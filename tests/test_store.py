@@ -506,3 +506,22 @@ def test_stats_count_what_was_programmed(tmp_path, geometry):
     assert reader.file_bytes <= reader.programmed_bytes + 65536 * reader.blocks_used
     assert reader.as_dict()["write_amplification"] >= 1
     assert bits(np.zeros(1, np.uint16)).size == 1
+
+
+def test_padding_that_is_no_longer_zeros_loses_no_row(tmp_path):
+    path = tmp_path / "c"
+    with kv.open(path, "w", model=tiny_model(1), device="slc", **RAW) as store:
+        fill(store.sequence("a"), 10, layers=1)
+        store.sync()
+        padding = store.device.file_offset(0, 2 * 512 - 8)
+        fill(store.sequence("a"), 20, layers=1)
+    raw = bytearray(path.read_bytes())
+    assert raw[padding] == 0
+    raw[padding] = 1
+    path.write_bytes(raw)
+    (tmp_path / "c.idx").unlink()
+    with kv.open(path) as store:
+        assert same(store.sequence("a").read(0)[0], rows(0, "k", 20))
+        assert [gap.kind for gap in store.log.report.gaps] == ["padding"]
+    with pytest.raises(CorruptRecord, match="padding"):
+        kv.open(path, recovery="absolute")

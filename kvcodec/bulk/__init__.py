@@ -1,1 +1,1 @@
-"""Whole dumps at once: encode, decode, compare."""
+"""Whole dumps and logs at once: encode, decode, compare, verify."""

@@ -187,7 +187,7 @@ class Log:
         later = list(self._later_frames())
         for block, offset, frame in later:
             if self._continues(frame):
-                self.report.gaps.append(self._range(block, offset, why, "gap"))
+                self._pass_over(self._range(block, offset, why, "gap"), frame)
                 self._enter(block, offset)
                 return frame
         durable = max((f.id.durable for _, _, f in later), default=0)
@@ -197,6 +197,16 @@ class Log:
         with contextlib.suppress(Flaw):
             return self._read_here()  # a live writer finished it while we looked further
         return self._damaged(why, later)
+
+    def _pass_over(self, gap: BadRange, frame: Frame) -> None:
+        """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
+        that is zeros no longer: no row is lost.
+        """
+        if frame.id.number != frame.id.session_start:
+            gap = replace(gap, kind="padding", why="padding is not zeros")
+            if self.recovery == Recovery.ABSOLUTE:
+                raise CorruptRecord(gap.start, f"damage: {gap.why}, up to byte {gap.end}")
+        self.report.gaps.append(gap)
 
     def _torn(self, why: str) -> None:
         self.report.torn = self._range(None, 0, why, "torn tail")

@@ -30,7 +30,10 @@ class Recovery(StrEnum):
 
 @dataclass(frozen=True)
 class BadRange:
-    """Bytes of the file that are no committed frames: a torn tail, damage, or a gap that a later writer left behind."""
+    """Bytes of the file that are no committed frames.
+
+    kind: "torn tail", "damage", "gap" (a later writer left it behind), or "padding" that is zeros no longer.
+    """
 
     start: int
     end: int

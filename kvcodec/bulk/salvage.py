@@ -1,0 +1,72 @@
+"""Which tokens of a sequence can't be read any more, found by reading all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.bulk.chunks import Progress, no_progress
+from kvcodec.errors import FormatError
+from kvcodec.log.reader import Log
+from kvcodec.store.extents import Extent
+from kvcodec.store.index import SequenceIndex
+from kvcodec.store.records import read_extent
+
+
+class LostTokens(NamedTuple):
+    """Tokens first <= t < end of one stream of one layer."""
+
+    layer: int
+    stream: str
+    first: int
+    end: int
+
+
+def find_lost_tokens(
+    log: Log, index: SequenceIndex, end: int, *, tell: Progress = no_progress
+) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
+    """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
+
+    tell: called with (tokens read, all of them), in tokens times streams times layers.
+    """
+    lost: list[LostTokens] = []
+    bad: list[tuple[Extent, str]] = []
+    for n, ((layer, id_), extents) in enumerate(index.maps.items()):
+        stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
+        position = 0
+        for extent in [*extents.covering(0, end), None]:
+            first = end if extent is None else extent.first
+            if first > position:
+                lost.append(LostTokens(layer, stream.name, position, first))
+            if extent is None:
+                break
+            position = min(extent.end, end)
+            try:
+                read_extent(log, extent, stream, index.model.dtype_id, as_float32=False)
+            except FormatError as error:
+                bad.append((extent, str(error)))
+                lost.append(LostTokens(layer, stream.name, extent.first, position))
+            tell(n * end + position, len(index.maps) * end)
+    return lost, bad
+
+
+def token_ranges(lost: Iterable[LostTokens]) -> list[tuple[int, int]]:
+    """Token ranges (first, end) that any layer or stream has lost, disjoint and ascending."""
+    ranges: list[tuple[int, int]] = []
+    for first, end in sorted((one.first, one.end) for one in lost):
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+        else:
+            ranges.append((first, end))
+    return ranges
+
+
+def kept_tokens(lost: Iterable[LostTokens], length: int) -> NDArray[np.int64]:
+    """Token numbers below `length` that every layer and stream still has."""
+    kept = np.ones(length, np.bool_)
+    for one in lost:
+        kept[one.first : one.end] = False
+    return np.flatnonzero(kept)

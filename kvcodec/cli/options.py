@@ -1,0 +1,18 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+Sequence = Annotated[str | None, typer.Option("--sequence", help="Name of the sequence in the log.")]
+Map = Annotated[
+    list[str] | None,
+    typer.Option("--map", help='Names of the tensors, such as "k=model.{layer}.key"; may be repeated.'),
+]
+Heads = Annotated[int | None, typer.Option("--heads", min=1, help="KV heads of a (tokens, heads*dim) dump.")]
+HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, help="Channels of a head of such a dump.")]
