@@ -135,3 +135,17 @@ def test_negative_sizes_are_refused():
         sizes = {"tokens": 1, "residual": 0, "sinks": 0} | wrong
         with pytest.raises(SpecError, match="must be 0 or more"):
             cache_bytes(model, sizes["tokens"], k=K64, v=V64, residual=sizes["residual"], sinks=sizes["sinks"])
+
+
+def test_a_long_cache_is_programmed_3_45_times_smaller_than_16_bit(tmp_path):
+    """32 layers x 8 heads x 128 x 4096 tokens on tlc, residual 0, every frame, header and page counted."""
+    model = kv.Model.uniform(32, 8, 128)
+    rows = np.random.default_rng(0).standard_normal((4096, 8, 128), np.float32).astype(ml_dtypes.bfloat16)
+    with kv.open(tmp_path / "a.kvlog", "w", model=model, k=K64, v=V64, **ALL_CODED) as store:
+        for layer in range(32):
+            store.sequence("a").append(layer, rows, rows)
+    with kv.open(tmp_path / "a.kvlog") as store:
+        stats = store.stats()
+    assert stats.raw16_bytes == 512 * MIB
+    assert stats.coded_ratio == 32 / 9
+    assert stats.ratio(stats.programmed_bytes) >= 3.45
