@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 DUMP := tests/data/gemma3_270m_512_3layers.safetensors
 
-.PHONY: demo test check soak lint format bench wheel clean
+.PHONY: demo test check soak lint format bench wheel ksy clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -22,7 +22,15 @@ demo: .venv/ready  ## the main job on a real dump: encode, look, verify, compare
 	$(BIN)/kvcodec decode demo/cache.kvlog demo/decoded.safetensors --force
 	$(BIN)/kvcodec diff demo/decoded.safetensors demo/cache.kvlog --max-error 0
 
-test: .venv/ready  ## the whole suite, with the branch coverage that the core must have
+.ksy/ready: tools/ksy/package.json tools/ksy/package-lock.json
+	mkdir -p .ksy
+	cp tools/ksy/package.json tools/ksy/package-lock.json .ksy
+	npm ci --prefix .ksy --silent --no-audit --no-fund
+	touch $@
+
+ksy: .ksy/ready  ## the compiler that tests/test_ksy.py runs on formats/kvlog.ksy
+
+test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that the core must have
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign' --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --fail-under=95 --include='kvcodec/log/*,kvcodec/flash/*,kvcodec/codecs/*,kvcodec/store/*'
 
@@ -49,4 +57,4 @@ wheel: .venv/ready
 	$(BIN)/python -m build
 
 clean:
-	rm -rf .venv build dist demo .coverage .coverage.*
+	rm -rf .venv .ksy build dist demo .coverage .coverage.*

@@ -195,7 +195,8 @@ STEP_HEADER = np.dtype(
         ("tokens", "<u4"),
         ("first_token", "<u8"),
         ("all_heads", "<u2"),
-        ("reserved", "V6"),
+        ("group", "<u2"),
+        ("reserved", "V4"),
     ]
 )
 

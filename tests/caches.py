@@ -9,7 +9,10 @@ from kvcodec import Geometry, Layer, Model
 
 TINY = Geometry.parse("page=512,unit=64,block=8192")
 SMALL = Geometry.parse("page=2048,unit=512,block=65536")
-GEOMETRIES = {"tlc": Geometry.parse("tlc"), "slc": Geometry.parse("slc"), "small": SMALL, "tiny": TINY}
+GEOMETRIES = {name: Geometry.parse(name) for name in ("tlc", "slc", "mlc", "qlc", "nor")} | {
+    "small": SMALL,
+    "tiny": TINY,
+}
 
 
 BLOCK = 256

@@ -9,6 +9,7 @@ import pytest
 
 from kvcodec import errors, layout
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
@@ -16,6 +17,7 @@ from kvcodec.layout import DtypeId, Kind, StreamId
 from kvcodec.log import frame as frames
 from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import load_sidecar
+from kvcodec.spec import CodecSpec
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import read_model
 from kvcodec.store.policy import read_sequence
@@ -119,6 +121,16 @@ def test_checksum_has_the_documented_check_value():
 def test_sizes_of_raw_heads():
     for tokens, dim, code_bytes in rows_after("<!-- sizes: raw -->", DOCUMENTS["raw.md"]):
         assert layout.raw_sections(int(tokens), int(dim)) == (0, 0, int(code_bytes))
+
+
+def test_coded_rows():
+    text = DOCUMENTS["rows.md"]
+    for spec, dim, size in rows_after("<!-- sizes: rows -->", text):
+        assert RowCodec(CodecSpec.parse(spec), StreamId.V).row_bytes(int(dim)) == int(size)
+    rows = np.zeros((1, 1, 16), ml_dtypes.bfloat16)
+    rows[0, 0, :4] = [-1, -0.2, 0.3, 1]
+    coded = RowCodec(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), DtypeId.BFLOAT16)
+    assert re.search(r"```bytes row\n(.*?)\n```", text).group(1) == coded.tobytes().hex(" ")
 
 
 def test_sizes_of_grouped_heads():

@@ -36,8 +36,9 @@ from kvcodec.log.frame import FrameId, Record, build_frame, frame_seed, new_reco
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.spec import CodecSpec
+from kvcodec.store.coding import Coding, Wish
 from kvcodec.store.model import Layer, Model, Stream
-from kvcodec.store.policy import Policy, SequenceInfo
+from kvcodec.store.policy import SequenceInfo
 from kvcodec.store.records import OpenSpan, group_records, step_records
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -188,6 +189,26 @@ def _(path: Path) -> None:
     latent = Layer((Stream(StreamId.C, 1, 32), Stream(StreamId.KR, 1, 16)))
     model = Model((latent, Layer(), Layer.kv(2, 16, window=32, rope_base=10000.0)), name="mixed", shard=1, shards=2)
     write_log(path, model, 24, residual=8, sinks=0)
+
+
+@whole("steps", "a STEP record for each step: rows of V coded one by one, of K journaled; full groups laid from codes")
+def _(path: Path) -> None:
+    """Rows become durable one step at a time; the second writer takes codes up as they are."""
+    options: dict[str, Any] = {"durability": "step", "journal": "int4/token/g16/sym"}
+    model, sizes = Model.uniform(2, 1, 16), {"residual": {"k": 3, "v": 0}, "sinks": 2}
+    with kvcodec.open(
+        path, "w", model=model, device=SLC_LIKE, capacity=1 << 20, v="int4/token/g16", **sizes, **options
+    ) as s:
+        fill(s.sequence("a"), 0, 20, 1)
+    with fixed_random("steps", session=2), kvcodec.open(path, "a", **options) as s:
+        fill(s.sequence("a"), 20, 50, 2)
+        fill(s.sequence("a"), 70, 1, 3)
+
+
+@whole("window", "a layer whose window left the first tokens behind: they were never written")
+def _(path: Path) -> None:
+    model = Model((Layer.kv(1, 16, window=20), Layer.kv(1, 16)))
+    write_log(path, model, 150, residual=0, sinks=0)
 
 
 @whole("sequences", "three sequences in turn, names beyond ASCII")
@@ -372,8 +393,8 @@ def forged_model() -> Model:
 
 def forged_sequence(number: int = 1, name: str = "a") -> SequenceInfo:
     """A sequence of a forged log."""
-    specs = {StreamId.K: CodecSpec.parse("int4/channel/g16"), StreamId.V: CodecSpec.parse("int4/token/g16")}
-    return SequenceInfo(number, name, forged_model().hash, Policy.of(forged_model(), specs, 0, 0))
+    wish = Wish.parse({"k": "int4/channel/g16", "v": "int4/token/g16", "residual": 0, "sinks": 0}, "forged")
+    return SequenceInfo(number, name, forged_model().hash, Coding(wish).policy(forged_model(), None))
 
 
 def forged_rows(tokens: int, seed: int) -> Any:
@@ -830,8 +851,11 @@ bad_record("group-body", "a GROUP record with a byte too many",
 bad_record("step-body", "a STEP record whose body is not what its shape asks for",
            lambda: with_body(forged_step(), bytes(forged_step().body)[:-2]))  # fmt: skip
 for _name, _shows, _error, _fields in (
-    ("step-codec", "a codec but raw", "UnsupportedVersion", {"codec": 3}),
-    ("step-flags", "a flag", "UnsupportedVersion", {"flags": 1}),
+    ("step-codec", "an unknown codec", "UnsupportedVersion", {"codec": 9}),
+    ("step-flags", "a flag of a codec that has none", "CorruptRecord", {"flags": 1}),
+    ("step-group", "a group of 24", "CorruptRecord", {"codec": 3, "group": 24}),
+    ("step-raw-group", "a group of raw rows", "CorruptRecord", {"group": 16}),
+    ("step-coded", "a codec whose rows are not as long as the body's", "CorruptRecord", {"codec": 3, "group": 16}),
     ("step-no-streams", "no streams", "CorruptRecord", {"streams": 0}),
     ("step-streams", "an unknown stream", "CorruptRecord", {"streams": 0x86}),
     ("step-layers", "layers that the model has not", "CorruptRecord", {"layers": 2}),

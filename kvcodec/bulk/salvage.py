@@ -13,7 +13,7 @@ from kvcodec.errors import FormatError
 from kvcodec.log.reader import Log
 from kvcodec.store.extents import Extent
 from kvcodec.store.index import SequenceIndex
-from kvcodec.store.records import read_extent
+from kvcodec.store.reading import read_extent
 
 
 class LostTokens(NamedTuple):
@@ -30,14 +30,16 @@ def find_lost_tokens(
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
     """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
 
+    What a layer's sliding window has left behind is not looked for.
+
     tell: called with (tokens read, all of them), in tokens times streams times layers.
     """
     lost: list[LostTokens] = []
     bad: list[tuple[Extent, str]] = []
     for n, ((layer, id_), extents) in enumerate(index.maps.items()):
         stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
-        position = 0
-        for extent in [*extents.covering(0, end), None]:
+        held = position = index.model.layers[layer].held(end)
+        for extent in [*extents.covering(held, end), None]:
             first = end if extent is None else extent.first
             if first > position:
                 lost.append(LostTokens(layer, stream.name, position, first))
@@ -48,7 +50,7 @@ def find_lost_tokens(
                 read_extent(log, extent, stream, index.model.dtype_id, as_float32=False)
             except FormatError as error:
                 bad.append((extent, str(error)))
-                lost.append(LostTokens(layer, stream.name, extent.first, position))
+                lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))
             tell(n * end + position, len(index.maps) * end)
     return lost, bad
 

@@ -79,10 +79,16 @@ class Geometry:
                    int(fields.get("cycles", tlc.rated_cycles)), tlc.read_ns, tlc.program_ns, tlc.erase_ns)  # fmt: skip
 
 
-# Sources: slc the NAND02G-B2D data sheet (2112-byte pages, four partial programs a page); tlc published die tables
-# for page, block and program time, SimpleSSD for erase time. Assumed: that units of a block are programmed in
-# ascending order, and the rated cycles of tlc.
+# Sources. slc: NAND02G-B2D data sheet (2112-byte pages, four partial programs a page). mlc: MQSim's ssdconfig.xml. tlc:
+# published die tables for page, block and program time, SimpleSSD for erase time. qlc: FEMU (extrapolated there); read
+# and program are the means over the four page types, 59.3/85.3/127.2/169.6 and 861.5/2447.5/6881/9174 us. nor:
+# W25Q128JV data sheet; its read time is that of the bus.
+# Assumed: that units of a block are programmed in ascending order, all rated cycles but those of slc and nor, and the
+# 133 MHz quad bus of nor.
 PRESETS: dict[str, Geometry] = {
     "tlc": Geometry("tlc", 16 * KIB, 16 * KIB, 1152 * 16 * KIB, 3_000, 45_000, 500_000, 3_500_000),
     "slc": Geometry("slc", 2 * KIB, 512, 128 * KIB, 100_000, 25_000, 200_000, 1_500_000),
+    "mlc": Geometry("mlc", 8 * KIB, 8 * KIB, 256 * 8 * KIB, 10_000, 75_000, 750_000, 3_800_000),
+    "qlc": Geometry("qlc", 16 * KIB, 16 * KIB, 1024 * 16 * KIB, 1_000, 110_350, 4_841_000, 3_000_000),
+    "nor": Geometry("nor", 256, 64, 64 * KIB, 100_000, 3_850, 400_000, 150_000_000),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvcodec.log.reader import Place
+from kvcodec.spec import CodecSpec
 
 
 class Part(NamedTuple):
@@ -21,11 +22,12 @@ class Part(NamedTuple):
 class Coded(NamedTuple):
     """A whole record as one stream sees it: its tokens, and its parts by head (one unless it was split).
 
-    step: raw rows that a GROUP record will supersede, so a writer that takes up the log holds them open.
+    step: the codec of rows in a STEP record, which a GROUP record will supersede: a writer that takes up the log holds
+    them open. None for a GROUP.
     """
 
     lsn: int
-    step: bool
+    step: CodecSpec | None
     first: int
     tokens: int
     parts: tuple[Part, ...]
@@ -96,6 +98,26 @@ class ExtentMap:
         """The extents that hold any of the tokens first … end - 1."""
         lo, hi = self._span(first, end)
         return self._extents[lo:hi]
+
+    def run_end(self, window: int, bound: int) -> int:
+        """The greatest n up to `bound` so that the `window` tokens before n are held (all before n, if n is less)."""
+        for first, end in self._runs():
+            n = min(end, bound)
+            if n > first and n - first >= min(window, n):
+                return n
+        return 0
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Stretches of tokens that are held without a gap, the last one first."""
+        first = end = -1
+        for extent in reversed(self._extents):
+            if extent.end != first:
+                if end >= 0:
+                    yield first, end
+                end = extent.end
+            first = extent.first
+        if end >= 0:
+            yield first, end
 
     @property
     def held(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
 from kvcodec.log.reader import Located, Log
@@ -38,8 +39,16 @@ class SequenceIndex:
 
     @property
     def length(self) -> int:
-        """Tokens that every layer has."""
-        return min(extents.end if self._holes else extents.reach for extents in self.maps.values())
+        """Tokens that every layer has, or had and then forgot because its window went on."""
+        if self._holes:
+            return min(extents.end for extents in self.maps.values())
+        bound, before = 1 << 62, -1
+        while bound != before:  # a layer with a window may have to step back behind a gap, and the others with it
+            before = bound
+            for (layer, _), extents in self.maps.items():
+                window = self.model.layers[layer].window
+                bound = min(bound, extents.run_end(window, bound) if window else extents.reach)
+        return bound
 
     def holds_beyond(self, length: int) -> bool:
         """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
@@ -173,14 +182,13 @@ class LogIndex:
         self._want(one, stored == sizes, f"section sizes {stored}, want {sizes}")
         self._want(one, int(h["body_bytes"]) == sizes[2] + heads * sections.total, "body length")
         part = Part(one.place, int(h["first_head"]), heads, sizes[2])
-        coded = Coded(int(h["lsn"]), False, int(h["first_token"]), tokens, (part,))
+        coded = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
         whole = sequence.add((int(h["first_layer"]), stream.id), coded, stream.heads)
         self._want(one, whole, _CONTRADICTION)
 
     def _enter_step(self, one: Located) -> None:
         h, sequence = one.header, self._sequence(one)
-        if int(h["codec"]) != CodecId.RAW or int(h["flags"]):
-            raise UnsupportedVersion(f"at byte {self._at(one)}: STEP record of codec {int(h['codec'])}")
+        spec = self._step_spec(one)
         first_layer, mask, tokens = int(h["first_layer"]), int(h["streams"]), int(h["tokens"])
         ids = [i for i in StreamId if mask >> i & 1]
         self._want(one, bool(ids) and sum(1 << i for i in ids) == mask, f"streams {mask:#x}")
@@ -190,12 +198,23 @@ class LogIndex:
                 stream = self._stream(one, sequence, layer, id_)
                 self._check_range(one, stream.heads)
                 part = Part(one.place, int(h["first_head"]), int(h["heads"]), position)
-                coded = Coded(int(h["lsn"]), True, int(h["first_token"]), tokens, (part,))
+                coded = Coded(int(h["lsn"]), spec, int(h["first_token"]), tokens, (part,))
                 entries.append(((layer, id_), coded, stream.heads))
-                position += 2 * tokens * int(h["heads"]) * stream.dim
+                position += tokens * int(h["heads"]) * row_bytes(spec, stream)
         self._want(one, position == int(h["body_bytes"]) and position > 0, "body length")
         for entry in entries:
             self._want(one, sequence.add(*entry), _CONTRADICTION)
+
+    def _step_spec(self, one: Located) -> CodecSpec:
+        codec, axis = int(one.header["codec"]), Axis.NONE
+        if codec not in KNOWN_CODECS:
+            raise UnsupportedVersion(f"at byte {self._at(one)}: STEP record of codec {codec}")
+        if codec != CodecId.RAW:
+            axis = Axis.TOKEN
+        try:
+            return _spec(codec, axis, int(one.header["group"]), int(one.header["flags"]))
+        except (SpecError, ValueError) as error:
+            raise CorruptRecord(self._at(one), f"codec of a STEP record: {error}") from None
 
 
 def read_spec(header: np.void) -> CodecSpec:
@@ -213,3 +232,9 @@ def _spec(codec: int, axis: int, group: int, flags: int) -> CodecSpec:
 @functools.lru_cache(1024)
 def _sections(codec: int, axis: int, group: int, flags: int, stream: Stream, tokens: int) -> HeadSections:
     return codec_for(_spec(codec, axis, group, flags), stream.id).sections(tokens, stream.dim)
+
+
+@functools.lru_cache(1024)
+def row_bytes(spec: CodecSpec, stream: Stream) -> int:
+    """Bytes of one token's row of one head in a STEP record."""
+    return 2 * stream.dim if spec.codec == CodecId.RAW else RowCodec(spec, stream.id).row_bytes(stream.dim)

@@ -74,6 +74,15 @@ class Layer:
         v = Stream(StreamId.V, kv_heads, head_dim if v_head_dim is None else v_head_dim)
         return cls((Stream(StreamId.K, kv_heads, head_dim), v), window, rope_base)
 
+    @classmethod
+    def mla(cls, latent: int, rope_dim: int, *, window: int = 0, rope_base: float = 0.0) -> Layer:
+        """A layer of multi-head latent attention: the latent `c` and the position key `kr`, one row each a token."""
+        return cls((Stream(StreamId.C, 1, latent), Stream(StreamId.KR, 1, rope_dim)), window, rope_base)
+
+    def held(self, length: int) -> int:
+        """The first of `length` tokens that the layer still needs: a sliding window forgets what is behind it."""
+        return max(0, length - self.window) if self.window else 0
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in 16 bits, all streams."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from kvcodec.flash.image import Bytes
 from kvcodec.layout import POLICY, SEQUENCE_HEADER, Axis, CodecId, GroupFlag, Kind, StreamId
 from kvcodec.log.frame import Record, new_record
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
-from kvcodec.store.model import Model
 
 _MAX_NAME = 1024
-DEFAULT_SPECS = {StreamId.K: "int4/channel/g64", StreamId.V: "int4/token/g64"}
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,6 @@ class Policy:
     """Rules that together give each stream of each layer its policy."""
 
     rules: tuple[Rule, ...]
-
-    @classmethod
-    def of(cls, model: Model, specs: dict[StreamId, CodecSpec], residual: int, sinks: int) -> Policy:
-        """One rule for each stream that some layer of the model has."""
-        present = {s.id for layer in model.layers for s in layer.streams}
-        layers = range(len(model.layers))
-        return cls(tuple(Rule(i, layers, StreamPolicy(specs[i], residual, sinks)) for i in sorted(present)))
 
     def covers(self, layer: int, stream: StreamId) -> bool:
         """Whether some rule is for this stream of this layer."""
@@ -93,23 +83,6 @@ class SequenceInfo:
             name_bytes=len(name),
             policies=len(self.policy.rules),
         )
-
-
-def default_policy(model: Model, before: Policy | None, asked: dict[str, Any]) -> Policy:
-    """Policy of sequences to come: `asked` ("k", "v", … specs, "residual", "sinks"; None where nothing was), else
-    as before, else the defaults.
-    """
-    known = {rule.stream: rule.policy for rule in before.rules} if before else {}
-    specs = {}
-    for stream in {s.id for layer in model.layers for s in layer.streams}:
-        own = asked.get(stream.name.lower())
-        if own is None:
-            own = known[stream].spec if stream in known else DEFAULT_SPECS.get(stream, "raw")
-        specs[stream] = CodecSpec.parse(own)
-    last = next(iter(known.values()), StreamPolicy(CodecSpec(CodecId.RAW)))
-    residual = last.residual if asked.get("residual") is None else asked["residual"]
-    sinks = last.sinks if asked.get("sinks") is None else asked["sinks"]
-    return Policy.of(model, specs, residual, sinks)
 
 
 def check_name(name: str) -> None:

@@ -9,18 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs import Encoded, codec_for
-from kvcodec.errors import CorruptRecord
+from kvcodec.codecs.rows import RowCodec
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import ALIGNMENT, CodecId, DtypeId, Kind, align
 from kvcodec.log.frame import Record, new_record
-from kvcodec.log.reader import Log
 from kvcodec.spec import CodecSpec
-from kvcodec.store.extents import Coded, Extent, Part
-from kvcodec.store.index import read_spec
-from kvcodec.store.model import NUMPY_DTYPES, Stream
+from kvcodec.store.model import Stream
 from kvcodec.store.window import Rows
 
 RAW = CodecSpec(CodecId.RAW)
+Codes = npt.NDArray[np.uint8]
 _MAX_STEP = 1 << 20
 
 
@@ -28,9 +26,14 @@ def group_records(
     sequence: int, layer: int, stream: Stream, first: int, rows: Rows, spec: CodecSpec, dtype: DtypeId, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
-    codec = codec_for(spec, stream.id)
-    encoded: Encoded = codec.encode(rows, dtype, tokens)
-    sections = codec.sections(tokens, stream.dim)
+    encoded = codec_for(spec, stream.id).encode(rows, dtype, tokens)
+    return _group_records(sequence, layer, stream, first, encoded, spec, tokens)
+
+
+def _group_records(
+    sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, spec: CodecSpec, tokens: int
+) -> list[Record]:
+    sections = codec_for(spec, stream.id).sections(tokens, stream.dim)
     fields: dict[str, int] = {
         "codec": spec.codec, "stream": stream.id, "axis": spec.axis, "flags": spec.flags, "group": spec.group,
         "first_layer": layer, "layers": 1, "head_dim": stream.dim, "all_heads": stream.heads, "tokens": tokens,
@@ -70,63 +73,80 @@ def _group_record(
     return record
 
 
+def laid_records(
+    sequence: int, layer: int, stream: Stream, first: int, coded: Codes, spec: CodecSpec, tokens: int
+) -> list[Record]:
+    """GROUP records of `tokens` tokens each for rows that were coded one by one (n * tokens, heads, row bytes)."""
+    return _group_records(
+        sequence, layer, stream, first, RowCodec(spec, stream.id).lay(coded, tokens, stream.dim), spec, tokens
+    )
+
+
 class OpenSpan(NamedTuple):
-    """Raw rows of one stream that are to be logged as they are."""
+    """Rows of one stream that are to be logged as they are: 16-bit patterns (tokens, heads, dim), or codes of `spec`
+    (tokens, heads, row bytes).
+    """
 
     layer: int
     stream: Stream
     first: int
-    rows: Rows
+    rows: npt.NDArray[Any]
+    spec: CodecSpec = RAW
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return int(np.prod(self.rows.shape[1:])) * self.rows.itemsize
+
+    @property
+    def kind(self) -> tuple[int, int, CodecSpec, int]:
+        """What spans must share to stand in one STEP record."""
+        return self.first, len(self.rows), self.spec, self.stream.heads
 
 
 def step_records(sequence: int, spans: Sequence[OpenSpan], *, limit: int) -> list[Record]:
-    """STEP records for raw rows, as few as their shapes and `limit` (bytes of a body) allow.
+    """STEP records for open rows, as few as their shapes and `limit` (bytes of a body) allow.
 
-    Layers that follow each other with the same tokens, streams and heads share a record. One token of one layer
+    Layers that follow each other with the same tokens, streams, codec and heads share a record. One token of one layer
     may exceed the limit: such a record can still be split by heads.
     """
     limit = min(limit, _MAX_STEP)
     records = []
     for run in _runs(spans, limit):
-        per_token = sum(span.stream.row_bytes for span in run)
-        chunk = max(1, limit // per_token)
-        tokens = len(run[0].rows)
-        for at in range(0, tokens, chunk):
+        chunk = max(1, limit // sum(span.token_bytes for span in run))
+        for at in range(0, len(run[0].rows), chunk):
             part = [span._replace(first=span.first + at, rows=span.rows[at : at + chunk]) for span in run]
             records.append(_step_record(sequence, part, 0))
     return records
 
 
 def _runs(spans: Sequence[OpenSpan], limit: int) -> list[list[OpenSpan]]:
-    """Spans of whole layers that can share a STEP record: consecutive layers, like tokens, streams and heads."""
-    layers: dict[tuple[int, int, int], list[OpenSpan]] = {}
-    for span in sorted(spans, key=lambda s: (s.layer, s.stream.id)):
-        layers.setdefault((span.layer, span.first, len(span.rows)), []).append(span)
+    """Spans of whole layers that can share a STEP record: consecutive layers with the same streams and kind."""
     runs: list[list[OpenSpan]] = []
-    for own in layers.values():
-        last = runs[-1] if runs else []
-        mergeable = (
-            last
-            and own[0].layer == last[-1].layer + 1
-            and (own[0].first, len(own[0].rows)) == (last[0].first, len(last[0].rows))
-            and {s.stream.id for s in own} == {s.stream.id for s in last}
-            and {s.stream.heads for s in own + last} == {own[0].stream.heads}
-            and sum(s.rows.nbytes for s in own + last) <= limit
-        )
-        if mergeable:
+    by_layer: dict[tuple[int, tuple[int, int, CodecSpec, int]], list[OpenSpan]] = {}
+    for span in sorted(spans, key=lambda s: (s.layer, s.stream.id)):
+        by_layer.setdefault((span.layer, span.kind), []).append(span)
+    ended: dict[tuple[tuple[int, int, CodecSpec, int], tuple[int, ...]], list[OpenSpan]] = {}
+    for (layer, kind), own in by_layer.items():
+        key = kind, tuple(span.stream.id for span in own)
+        last = ended.get(key)
+        if last and last[-1].layer == layer - 1 and sum(s.rows.nbytes for s in last + own) <= limit:
             last.extend(own)
         else:
-            runs.extend([own] if len({s.stream.heads for s in own}) == 1 else [[s] for s in own])
+            runs.append(own)
+            ended[key] = own
     return runs
 
 
 def _step_record(sequence: int, spans: Sequence[OpenSpan], first_head: int) -> Record:
-    heads = spans[0].rows.shape[1]
+    heads, spec = spans[0].rows.shape[1], spans[0].spec
     record = new_record(
         Kind.STEP,
-        b"".join(span.rows.astype("<u2", copy=False).tobytes() for span in spans),
+        b"".join(np.ascontiguousarray(span.rows).tobytes() for span in spans),
         sequence=sequence,
-        codec=CodecId.RAW,
+        codec=spec.codec,
+        group=spec.group,
+        flags=spec.flags,
         streams=sum(1 << i for i in {span.stream.id for span in spans}),
         first_layer=spans[0].layer,
         layers=spans[-1].layer - spans[0].layer + 1,
@@ -144,44 +164,3 @@ def _step_record(sequence: int, spans: Sequence[OpenSpan], first_head: int) -> R
 
     record.pieces, record.split = heads, split
     return record
-
-
-def read_extent(log: Log, extent: Extent, stream: Stream, dtype: DtypeId, *, as_float32: bool) -> npt.NDArray[Any]:
-    """Rows of all tokens of the extent's record (tokens, heads, dim), as 16-bit patterns or float32."""
-    coded = extent.coded
-    out = np.empty((coded.tokens, stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
-    for part in coded.parts:
-        rows = _read_part(log, coded, part, stream, dtype, as_float32)
-        if len(coded.parts) == 1:
-            return rows
-        out[:, part.first_head : part.first_head + part.heads] = rows
-    return out
-
-
-def _read_part(
-    log: Log, coded: Coded, part: Part, stream: Stream, dtype: DtypeId, as_float32: bool
-) -> npt.NDArray[Any]:
-    header, body = log.load(part.place)
-    named = (coded.lsn, coded.first, coded.tokens, part.first_head, part.heads)
-    at = log.device.file_offset(part.place.block, part.place.offset)
-    if tuple(int(header[f]) for f in ("lsn", "first_token", "tokens", "first_head", "heads")) != named:
-        raise CorruptRecord(at, "another record than the index names")
-    if int(header["kind"]) == Kind.GROUP:
-        codec = codec_for(read_spec(header), stream.id)
-        heads = body[part.body_offset :].reshape(part.heads, -1)
-        try:
-            rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
-        except CorruptRecord as error:
-            start = at + int(header["header_bytes"]) + part.body_offset
-            raise CorruptRecord(start + error.offset, error.why) from None
-    else:
-        size = 2 * coded.tokens * part.heads * stream.dim
-        bits = body[part.body_offset : part.body_offset + size].copy().view("<u2")
-        rows = widen(bits.reshape(coded.tokens, part.heads, stream.dim), dtype, as_float32=as_float32)
-    log.check_unerased(part.place)
-    return rows
-
-
-def widen(bits: Rows, dtype: DtypeId, *, as_float32: bool) -> npt.NDArray[Any]:
-    """16-bit patterns as they are, or the float32 numbers that they mean."""
-    return bits.view(NUMPY_DTYPES[dtype]).astype(np.float32) if as_float32 else bits

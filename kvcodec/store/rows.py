@@ -37,24 +37,39 @@ def take_rows(array: Any, model: Model, layer: int, stream: Stream, first_token:
     return bits
 
 
-def count_tokens(tokens: slice | None, length: int) -> int:
-    """How many tokens of a sequence a slice names."""
-    return len(range(*(tokens or slice(None)).indices(length)))
+def count_tokens(tokens: slice | None, held: range) -> int:
+    """How many of the held tokens a slice names."""
+    return len(held if tokens is None else range(*tokens.indices(held.stop)))
 
 
-def take_tokens(tokens: Any, length: int) -> npt.NDArray[np.int64]:
-    """Token numbers of a slice, an index array, one number, or None for all. Raises ShapeError out of range."""
+def take_tokens(tokens: Any, held: range) -> npt.NDArray[np.int64]:
+    """Token numbers of a slice, an index array, one number, or None for all that are held.
+
+    Negative numbers count from the end. Raises ShapeError for a token that is not held.
+    """
     if tokens is None:
-        tokens = slice(None)
+        return np.arange(held.start, held.stop, dtype=np.int64)
     if isinstance(tokens, slice):
-        return np.arange(*tokens.indices(length), dtype=np.int64)
+        if tokens.start is None and (tokens.step or 1) > 0:
+            tokens = slice(held.start, tokens.stop, tokens.step)
+        elif tokens.stop is None and (tokens.step or 1) < 0 and held.start:
+            tokens = slice(tokens.start, held.start - 1, tokens.step)
+        index = np.arange(*tokens.indices(held.stop), dtype=np.int64)
+    else:
+        index = _take_index(tokens, held.stop)
+    if index.size and (index.min() < held.start or index.max() >= held.stop):
+        outside = int(index.min()) if index.min() < held.start else int(index.max())
+        raise ShapeError(f"tokens: {outside} is out of range, the layer holds {held.start} to {held.stop - 1}")
+    return index
+
+
+def _take_index(tokens: Any, length: int) -> npt.NDArray[np.int64]:
     index = np.atleast_1d(np.asarray(tokens))
     if index.size == 0 and index.ndim == 1:
         return np.empty(0, np.int64)
     if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
         raise ShapeError(f"tokens: got {index.dtype} of shape {index.shape}, want a slice or whole numbers")
-    low, high = int(index.min()), int(index.max())
-    if low < -length or high >= length:
-        raise ShapeError(f"tokens: {low if low < -length else high} is out of range, the sequence has {length}")
+    if int(index.max()) >= 1 << 62 or int(index.min()) < -length:
+        raise ShapeError(f"tokens: {int(index.max())} or {int(index.min())} is out of range, there are {length}")
     signed = index.astype(np.int64)
     return np.where(signed < 0, signed + length, signed)

@@ -10,6 +10,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import SPARE_BYTES, Kind
 from kvcodec.log.frame import host_bytes
+from kvcodec.store.index import row_bytes
 
 if TYPE_CHECKING:
     from kvcodec.store.index import SequenceIndex
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SequenceStats:
-    """One sequence. payload_bytes: codes, group metadata and raw rows that its tokens are read from."""
+    """One sequence. payload_bytes: codes, group metadata and raw rows that its tokens are read from; of a layer with a
+    sliding window, those of the window.
+    """
 
     name: str
     tokens: int
@@ -128,12 +131,14 @@ def measure_store(store: Store) -> Stats:
 
 def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
     model, tokens = index.model, len(store.sequence(index.info.name))
-    payload = coded = numbers = 0
+    payload = coded = numbers = raw16 = 0
     for (layer, id_), extents in index.maps.items():
         stream = next(s for s in model.layers[layer].streams if s.id == id_)
-        for extent in extents:
-            if extent.coded.step:
-                payload += (extent.end - extent.first) * stream.row_bytes
+        held = model.layers[layer].held(tokens)
+        raw16 += (tokens - held) * stream.row_bytes
+        for extent in extents.covering(held, tokens):
+            if extent.coded.step is not None:
+                payload += (extent.end - extent.first) * stream.heads * row_bytes(extent.coded.step, stream)
                 continue
             size, raw = 0, False
             for part in extent.coded.parts:
@@ -146,6 +151,4 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
                 numbers += extent.coded.tokens * stream.heads * stream.dim
     specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
     layers = sum(bool(layer.streams) for layer in model.layers)
-    return SequenceStats(
-        index.info.name, tokens, layers, tuple(sorted(specs)), tokens * model.token_bytes, payload, coded, numbers
-    )
+    return SequenceStats(index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Sequence_
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
-from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import FormatError, IdentityMismatch, SpecError, StoreClosed, UnknownSequence
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
-from kvcodec.layout import FRAME_OVERHEAD, StreamId
+from kvcodec.layout import FRAME_OVERHEAD, CodecId, StreamId
 from kvcodec.log.frame import Record
 from kvcodec.log.reader import Located, Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, sidecar_path, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.spec import CodecSpec
-from kvcodec.store.index import LogIndex
+from kvcodec.store.coding import Coding, Wish, read_spec_file
+from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
-from kvcodec.store.policy import SequenceInfo, check_name, default_policy
+from kvcodec.store.policy import SequenceInfo, check_name
+from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
 
+T = TypeVar("T")
 _CAPACITY = 1 << 40
 _STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
@@ -37,8 +41,10 @@ class Store:
     reader follows a writer live. Every method may be called from many threads.
     """
 
-    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool) -> None:
+    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool, threads: int = 1) -> None:
         self.path, self.device = path, device
+        self.durable_steps, self.journal = False, RAW
+        self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
         self.lock = threading.RLock()
         self._writer: LogWriter | None = None
         self._sequences: dict[int, Sequence] = {}
@@ -73,7 +79,7 @@ class Store:
     def writable(self) -> bool:
         return self._writer is not None
 
-    def begin(self, model: Model | None, overrides: dict[str, Any]) -> None:
+    def begin(self, model: Model | None, coding: Coding) -> None:
         """Settle which model a writer writes for, and how the sequences that it begins are coded."""
         records = []
         if not self.index.models:
@@ -83,7 +89,7 @@ class Store:
         elif model is not None and model.hash not in self.index.models:
             raise IdentityMismatch(f"{self.path} belongs to {self.model.describe()}, not to {model.describe()}")
         own = model or self.model
-        policy = default_policy(own, self.index.default, overrides)
+        policy = coding.policy(own, self.index.default)
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
         if records:
@@ -109,6 +115,8 @@ class Store:
 
     def _let_go(self) -> None:
         self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown()
         self.device.close()
 
     def __enter__(self) -> Self:
@@ -198,9 +206,15 @@ class Store:
         """Bytes of the body of a STEP record that leave room for others in an erase block."""
         return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
 
-    def token_group(self, spec: CodecSpec, stream: StreamId) -> int:
-        """Tokens of a full GROUP record."""
-        return codec_for(spec, stream).token_group
+    def map(self, work: Callable[[Key], T], keys: Sequence_[Key]) -> list[T]:
+        """`work` for each key, in parallel where the store has threads; the results in the keys' order."""
+        if self._pool is None or len(keys) < 2:
+            return [work(key) for key in keys]
+        return list(self._pool.map(work, keys))
+
+    def sync_log(self) -> None:
+        """Make what is in the log durable, and leave open rows as they are."""
+        self.check_writable().sync()
 
     def stats(self) -> Stats:
         """Bytes, ratios and wear. A writer's figures count what was programmed, not what waits for a sync."""
@@ -216,20 +230,29 @@ def open_store(
     model: Model | None = None,
     k: str | CodecSpec | None = None,
     v: str | CodecSpec | None = None,
-    residual: int | None = None,
-    sinks: int | None = None,
+    c: str | CodecSpec | None = None,
+    kr: str | CodecSpec | None = None,
+    residual: int | Mapping[str, int] | None = None,
+    sinks: int | Mapping[str, int] | None = None,
+    spec: str | Path | Coding | None = None,
+    durability: str = "sync",
+    journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
     capacity: int = _CAPACITY,
     recovery: str | Recovery = Recovery.TORN_TAIL,
     overwrite: bool = False,
+    threads: int = 1,
 ) -> Store:
     """Open a log.
 
     mode: "r" reads, and follows a writer live; "a" appends to an existing log; "w" makes a new one for `model` on
     `device` (a preset or a geometry) of `capacity` bytes, and refuses an existing file without `overwrite`.
-    k, v: codec specs of sequences begun from now on (default int4/channel/g64 and int4/token/g64); residual: newest
-    tokens kept raw (128); sinks: first tokens kept raw for good (4). recovery: torn-tail, absolute, point-in-time
-    or, for reading, skip-damaged.
+    k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
+    residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
+    a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
+    durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
+    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled).
+    recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
 
     Raises SpecError, FormatError (BadMagic, TruncatedLog, CorruptRecord, …), IdentityMismatch, DeviceBusy, LogExists.
 
@@ -237,17 +260,14 @@ def open_store(
     """
     path = Path(path)
     recovery = Recovery.parse(recovery)
-    overrides = {
-        "k": None if k is None else CodecSpec.parse(k),
-        "v": None if v is None else CodecSpec.parse(v),
-        "residual": residual,
-        "sinks": sinks,
-    }
-    if mode not in ("r", "a", "w"):
-        raise SpecError(f"mode {mode!r}, want 'r', 'a' or 'w'")
+    coding = spec if isinstance(spec, Coding) else read_spec_file(spec) if spec is not None else Coding()
+    asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks}
+    coding = coding.under(Wish.parse(asked, "open"))
+    journal = CodecSpec.parse(journal)
+    _check_options(mode, model, durability, journal, threads)
     if mode == "w":
-        if model is None:
-            raise SpecError("mode 'w' needs model=")
+        assert model is not None
+        coding.policy(model, None)  # what can't be honoured is refused before a file is made or replaced
         geometry = Geometry.parse(device)
         blocks = min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1)
         opened = Device.create(path, geometry, blocks=blocks, overwrite=overwrite)
@@ -255,15 +275,31 @@ def open_store(
     else:
         opened = Device.open(path, writable=mode == "a")
     try:
-        store = Store(path, opened, recovery, writable=mode != "r")
+        store = Store(path, opened, recovery, writable=mode != "r", threads=threads)
+        store.durable_steps, store.journal = durability == "step", journal
         if mode == "r":
             if model is not None and store.index.models and model.hash not in store.index.models:
                 raise IdentityMismatch(f"{path} belongs to {store.model.describe()}, not to {model.describe()}")
         else:
-            store.begin(model, overrides)
+            store.begin(model, coding)
             if mode == "w":
                 store.sync()  # whoever opens it next, even after a crash, finds the model
     except BaseException:
         opened.close()
         raise
     return store
+
+
+def _check_options(mode: str, model: Model | None, durability: str, journal: CodecSpec, threads: int) -> None:
+    if mode not in ("r", "a", "w"):
+        raise SpecError(f"mode {mode!r}, want 'r', 'a' or 'w'")
+    if mode == "w" and model is None:
+        raise SpecError("mode 'w' needs model=")
+    if durability not in ("sync", "step"):
+        raise SpecError(f"durability {durability!r}, want 'sync' or 'step'")
+    if journal.codec != CodecId.RAW:
+        if durability != "step":
+            raise SpecError(f"journal {journal} needs durability='step'")
+        RowCodec(journal, StreamId.V)
+    if threads < 1:
+        raise SpecError(f"threads is {threads}, want 1 or more")

@@ -1,9 +1,10 @@
-"""The open rows of one stream: the newest tokens, raw and in memory, until whole token groups leave."""
+"""The open rows of one stream: the newest tokens, in memory, until whole token groups leave."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +22,18 @@ class Leaving:
 
 
 class OpenRows:
-    """Rows (tokens, heads, dim) of 16 bits from token `first` on; those before `logged` are in the log as STEPs.
+    """Rows from token `first` on: 16-bit patterns (tokens, heads, dim), or codes uint8 (tokens, heads, row bytes).
+    Those before `logged` are in the log as STEPs.
 
     `extended` never changes what is visible: a caller adopts its result, or drops it and nothing has happened.
     """
 
-    def __init__(self, rows: Rows, first: int, logged: int) -> None:
+    def __init__(self, rows: npt.NDArray[Any], first: int, logged: int) -> None:
         self._buffer, self._start, self._stop = rows, 0, len(rows)
         self.first, self.logged = first, logged
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> npt.NDArray[Any]:
         return self._buffer[self._start : self._stop]
 
     @property
@@ -39,14 +41,14 @@ class OpenRows:
         """The token that comes next."""
         return self.first + self._stop - self._start
 
-    def extended(self, rows: Rows) -> OpenRows:
+    def extended(self, rows: npt.NDArray[Any]) -> OpenRows:
         """With `rows` behind. Shares the buffer where there is room: only one such successor may be adopted."""
         need = len(rows)
         out = OpenRows(self._buffer, self.first, self.logged)
         if len(self._buffer) - self._stop < need or not self._buffer.flags.writeable:
             live = self.rows
             room = len(live) + max(need, len(live), 16)
-            out._buffer = np.empty((room, *rows.shape[1:]), np.uint16)
+            out._buffer = np.empty((room, *rows.shape[1:]), rows.dtype)
             out._buffer[: len(live)] = live
             out._start, out._stop = 0, len(live)
         else:

@@ -1,0 +1,1051 @@
+meta:
+  id: kvlog
+  title: kvcodec log and its index sidecar, version 0
+  file-extension: kvlog
+  license: Apache-2.0
+  ks-version: '0.11'
+  encoding: UTF-8
+  endian: le
+doc: |
+  A KV cache on an emulated Flash device, and (as the type `sidecar`, which stands for itself) the index beside it. The
+  documents that `doc-ref` names define the format; this describes it a second time, for tools, and a test holds the
+  two and the program together. Fields bear the names that they have in the documents.
+
+  What this language cannot say, a user of the parser has to add:
+
+  - Checksums are fields like any other. Without them a superblock copy is taken for good if its fields are possible,
+    and a frame is taken for one if its magic and the length in its trailer agree.
+  - Frames are listed block by block. Blocks have to be sorted by `data.generation`, and only frames that continue the
+    chain (`number`, `previous`) belong to the log.
+  - Whole numbers of 64 bits are assumed. `salted` needs 64 bits without a sign once a generation exceeds 2^31.
+  - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
+    can tell. Everything above them is lenient.
+  - Rows of a STEP record are split by the shapes of the sequence's model, which stand in another record.
+doc-ref:
+  - formats/README.md
+  - formats/device.md
+
+seq:
+  - id: superblocks
+    type: superblock
+    size: 4096
+    repeat: expr
+    repeat-expr: 2
+  - id: blocks
+    type: block(_index)
+    size: '_io.size - _io.pos < stride ? _io.size - _io.pos : stride'
+    repeat: expr
+    repeat-expr: present_blocks
+    doc: As many as the file reaches into; it may end anywhere, and what it does not hold is not programmed.
+
+instances:
+  geometry:
+    value: 'superblocks[0].is_possible ? superblocks[0] : superblocks[1]'
+  units_per_block:
+    value: geometry.block_bytes / geometry.unit_bytes
+  spare_area:
+    value: (16 * units_per_block + 4095) / 4096 * 4096
+  stride:
+    value: spare_area + (geometry.block_bytes + 4095) / 4096 * 4096
+  reached_blocks:
+    value: (_io.size - 8192 + stride - 1) / stride
+  present_blocks:
+    value: 'reached_blocks < geometry.blocks ? reached_blocks : geometry.blocks'
+
+types:
+  zeros:
+    doc: Padding, or a reserved field.
+    params:
+      - id: count
+        type: s8
+    seq:
+      - id: zeros
+        size: count
+        valid:
+          expr: count == 0 or _.max == 0
+
+  # -- device ----------------------------------------------------------------------------------------------------
+
+  superblock:
+    doc-ref: formats/device.md#superblock
+    seq:
+      - id: magic
+        size: 8
+      - id: version
+        type: u2
+      - id: copy
+        type: u2
+      - id: byte_order
+        type: u4
+      - id: uuid
+        size: 16
+      - id: page_bytes
+        type: u4
+      - id: unit_bytes
+        type: u4
+      - id: block_bytes
+        type: u4
+      - id: blocks
+        type: u4
+      - id: rated_cycles
+        type: u4
+      - id: read_ns
+        type: u4
+      - id: program_ns
+        type: u4
+      - id: erase_ns
+        type: u4
+      - id: name
+        type: str
+        size: 16
+        pad-right: 0
+      - id: reserved
+        size: 44
+      - id: crc
+        type: u4
+        doc: Of bytes 0 to 123.
+      - id: padding
+        size-eos: true
+    instances:
+      is_possible:
+        value: >-
+          magic == [0x89, 0x4b, 0x56, 0x4c, 0x4f, 0x47, 0x0d, 0x0a] and version == 0 and byte_order == 0x0a0b0c0d
+          and unit_bytes >= 64 and unit_bytes <= 65528 and unit_bytes % 8 == 0
+          and page_bytes > 0 and page_bytes % unit_bytes == 0
+          and block_bytes >= 2 * unit_bytes and block_bytes <= 0x40000000 and block_bytes % page_bytes == 0
+          and blocks > 0 and rated_cycles > 0
+        doc: All that a copy can show without its checksum.
+
+  block:
+    doc: Spare slots, then data; each padded to a multiple of 4096 in the file.
+    doc-ref: formats/device.md
+    params:
+      - id: number
+        type: u4
+    seq:
+      - id: slots
+        type: spare_slot
+        repeat: expr
+        repeat-expr: 'held_slots < _root.units_per_block ? held_slots : _root.units_per_block'
+      - id: spare_padding
+        size: '(_io.size < _root.spare_area ? _io.size : _root.spare_area) - _io.pos'
+      - id: data
+        type: block_data
+        size: 'held_data < _root.geometry.block_bytes ? held_data : _root.geometry.block_bytes'
+        if: held_data >= 64
+      - id: padding
+        size-eos: true
+    instances:
+      held_slots:
+        value: _io.size / 16
+      held_data:
+        value: '_io.size < _root.spare_area ? 0 : _io.size - _root.spare_area'
+
+  spare_slot:
+    doc-ref: formats/device.md#spare-slot
+    seq:
+      - id: crc
+        type: u4
+        doc: Of the rest of the slot, seeded with the unit, seeded with the place.
+      - id: first_frame
+        type: u2
+        doc: 0xFFFF if no frame begins in the unit.
+      - id: flags
+        type: u2
+      - id: generation
+        type: u8
+    instances:
+      is_programmed:
+        value: crc != 0 or first_frame != 0 or flags != 0 or generation != 0
+        doc: Provided that the file holds all bytes of the unit.
+
+  block_data:
+    doc: All offsets in a block, and all alignment, count from here.
+    doc-ref: formats/frame.md#alignment
+    seq:
+      - id: header
+        type: block_header
+        size: '_io.size < _root.geometry.unit_bytes ? _io.size : _root.geometry.unit_bytes'
+      - id: places
+        type: place(_io.pos)
+        repeat: until
+        repeat-until: _io.eof
+        if: not _io.eof
+    instances:
+      generation:
+        value: >-
+          header.generation == _parent.slots[0].generation ? header.generation : _parent.slots[1].generation
+        doc: |
+          0 if the block is erased. A header that its own slot contradicts is damaged; the next unit then knows. A
+          reader tells damage by the checksums, and looks further than unit 1.
+      salted:
+        value: (0x4b46524d + generation * 0x9e3779b1) & 0xffffffff
+      frame_magic:
+        value: 'salted == 0 or salted == 0xffffffff ? 0x4b46524d : salted'
+        doc: So a frame of an earlier life of the block is not one.
+        doc-ref: formats/frame.md#header-and-trailer
+
+  block_header:
+    doc: Unit 0 of a block in use.
+    doc-ref: formats/device.md#block-header
+    seq:
+      - id: magic
+        type: u4
+        doc: 0x4B4C424B
+      - id: block
+        type: u4
+      - id: generation
+        type: u8
+      - id: erase_count
+        type: u8
+      - id: programmed_bytes
+        type: u8
+      - id: host_bytes
+        type: u8
+      - id: framed_bytes
+        type: u8
+      - id: reserved
+        size: 12
+      - id: crc
+        type: u4
+        doc: Of bytes 0 to 59.
+      - id: padding
+        size-eos: true
+
+  place:
+    doc: |
+      A frame, or what is passed over to where the next one may begin: the next unit, or the byte in this unit that its
+      slot names. Passed over are the padding of a sync, which is zeros, the gap that a crash left, and a torn tail.
+    doc-ref:
+      - formats/frame.md#the-chain
+      - formats/frame.md#recovery
+    params:
+      - id: offset
+        type: u4
+    seq:
+      - id: frame
+        type: frame(offset)
+        if: is_frame
+      - id: passed_over
+        size: 'to_next < _io.size - offset ? to_next : _io.size - offset'
+        if: not is_frame
+    instances:
+      magic:
+        pos: offset
+        type: u4
+        if: offset + 64 <= _io.size
+      length:
+        pos: offset + 8
+        type: u4
+        if: offset + 64 <= _io.size
+      fits:
+        value: >-
+          offset + 64 <= _io.size and magic == _parent.frame_magic
+          and length >= 64 and length % 8 == 0 and offset + length <= _io.size
+      trailing_length:
+        pos: offset + length - 8
+        type: u4
+        if: fits
+      is_frame:
+        value: fits and trailing_length == length
+      in_unit:
+        value: offset % _root.geometry.unit_bytes
+      first_frame:
+        value: _parent._parent.slots[offset / _root.geometry.unit_bytes].first_frame
+      to_next:
+        value: >-
+          in_unit == 0 and first_frame > 0 and first_frame < _root.geometry.unit_bytes
+          ? first_frame : _root.geometry.unit_bytes - in_unit
+
+  # -- frames ----------------------------------------------------------------------------------------------------
+
+  frame:
+    doc-ref: formats/frame.md
+    params:
+      - id: offset
+        type: u4
+    seq:
+      - id: header
+        type: frame_header
+      - id: contents
+        size: header.length - 64
+      - id: trailer
+        type: frame_trailer
+    instances:
+      end:
+        value: offset + header.length
+      records:
+        pos: offset + 56
+        type: frame_records(header.records, end - 8)
+        if: header.type == frame_type::data
+        doc: Parsed when asked for, since a checksum should be looked at before. A frame of another type has none.
+
+  frame_header:
+    doc-ref: formats/frame.md#header-and-trailer
+    seq:
+      - id: magic
+        type: u4
+      - id: version
+        type: u1
+      - id: type
+        type: u1
+        enum: frame_type
+      - id: flags
+        type: u2
+      - id: length
+        type: u4
+      - id: records
+        type: u4
+      - id: number
+        type: u8
+      - id: durable
+        type: u8
+      - id: session_start
+        type: u8
+      - id: session
+        type: u4
+      - id: previous
+        type: u4
+      - id: reserved
+        type: u4
+      - id: header_crc
+        type: u4
+        doc: Of bytes 0 to 51, seeded with the checksum of the uuid.
+
+  frame_trailer:
+    doc-ref: formats/frame.md#header-and-trailer
+    seq:
+      - id: length
+        type: u4
+      - id: crc
+        type: u4
+        doc: Of all bytes of the frame before this field, seeded with the checksum of the uuid.
+
+  frame_records:
+    params:
+      - id: count
+        type: u4
+      - id: trailer_at
+        type: u4
+    seq:
+      - id: places
+        type: record_place(_io.pos)
+        repeat: expr
+        repeat-expr: count
+      - id: padding
+        type: zeros(trailer_at - _io.pos)
+
+  record_place:
+    doc: A record, at the next multiple of 8, or if the kind there is zero, of 64.
+    doc-ref: formats/frame.md#alignment
+    params:
+      - id: behind
+        type: u4
+    seq:
+      - id: gap
+        type: zeros(offset - behind)
+      - id: record
+        type: record
+        valid:
+          expr: _.header.kind != record_kind::group or offset % 64 == 0
+    instances:
+      loose:
+        value: (behind + 7) / 8 * 8
+      kind_at_loose:
+        pos: loose + 4
+        type: u1
+      offset:
+        value: 'kind_at_loose != 0 ? loose : (behind + 63) / 64 * 64'
+
+  # -- records ---------------------------------------------------------------------------------------------------
+
+  record:
+    doc-ref: formats/record.md
+    seq:
+      - id: header
+        type: record_header
+      - id: body
+        size: header.body_bytes
+        type:
+          switch-on: header.kind
+          cases:
+            'record_kind::model': model_body(header.fields.as<model_fields>)
+            'record_kind::sequence': sequence_body(header.fields.as<sequence_fields>)
+            'record_kind::group': group_body(header.fields.as<group_fields>)
+            'record_kind::step': step_body(header.fields.as<step_fields>)
+        doc: That of DROP is empty; that of a kind which is skipped is bytes.
+
+  record_header:
+    doc-ref: formats/record.md#common-header
+    seq:
+      - id: header_crc
+        type: u4
+        doc: Of the header from byte 4 on.
+      - id: kind
+        type: u1
+        enum: record_kind
+        valid:
+          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 6 and _ != record_kind::dictionary
+      - id: version
+        type: u1
+        valid: 0
+      - id: header_bytes
+        type: u2
+        valid:
+          min: 32
+      - id: body_bytes
+        type: u4
+      - id: body_crc
+        type: u4
+        doc: Of the body.
+      - id: lsn
+        type: u8
+      - id: sequence
+        type: u8
+      - id: fields
+        size: 'header_bytes - 32 < _io.size - _io.pos ? header_bytes - 32 : _io.size - _io.pos'
+        type:
+          switch-on: kind
+          cases:
+            'record_kind::model': model_fields
+            'record_kind::sequence': sequence_fields
+            'record_kind::group': group_fields
+            'record_kind::step': step_fields
+            'record_kind::drop': drop_fields
+        doc: Those of the kind. A sidecar holds no more than 128 bytes of a header, so there the rest may be missing.
+
+  model_fields:
+    doc-ref: formats/record.md#model
+    seq:
+      - id: model_hash
+        size: 16
+      - id: fingerprint
+        size: 32
+      - id: dtype
+        type: u1
+        enum: dtype_id
+        valid:
+          in-enum: true
+      - id: rope_layout
+        type: u1
+        enum: rope_layout
+        valid:
+          in-enum: true
+      - id: layers
+        type: u2
+        valid:
+          min: 1
+          max: 4096
+      - id: name_bytes
+        type: u2
+        valid:
+          max: 255
+      - id: shard
+        type: u2
+      - id: shards
+        type: u2
+        valid:
+          expr: shard < _
+      - id: reserved
+        type: zeros(6)
+
+  model_body:
+    params:
+      - id: fields
+        type: model_fields
+    seq:
+      - id: layers
+        type: model_layer
+        repeat: expr
+        repeat-expr: fields.layers
+      - id: name
+        type: str
+        size: fields.name_bytes
+
+  model_layer:
+    doc-ref: formats/record.md#model
+    seq:
+      - id: first_stream
+        type: u1
+        enum: stream_id
+        doc: 0 if there is none.
+      - id: second_stream
+        type: u1
+        enum: stream_id
+      - id: first_heads
+        type: u2
+      - id: first_dim
+        type: u2
+      - id: second_heads
+        type: u2
+      - id: second_dim
+        type: u2
+      - id: reserved
+        type: u2
+        valid: 0
+      - id: window
+        type: u4
+      - id: rope_base
+        type: f8
+      - id: rope_scale
+        type: f8
+
+  sequence_fields:
+    doc-ref: formats/record.md#sequence
+    seq:
+      - id: model_hash
+        size: 16
+      - id: parent
+        type: u8
+        valid: 0
+      - id: fork_token
+        type: u8
+        valid: 0
+      - id: name_bytes
+        type: u2
+        valid:
+          max: 1024
+      - id: policies
+        type: u2
+      - id: reserved
+        type: zeros(28)
+
+  sequence_body:
+    params:
+      - id: fields
+        type: sequence_fields
+    seq:
+      - id: policies
+        type: policy
+        repeat: expr
+        repeat-expr: fields.policies
+      - id: name
+        type: str
+        size: fields.name_bytes
+
+  policy:
+    doc-ref: formats/record.md#sequence
+    seq:
+      - id: stream
+        type: u1
+        enum: stream_id
+        valid:
+          in-enum: true
+      - id: codec
+        type: u1
+        enum: codec_id
+        valid:
+          in-enum: true
+      - id: axis
+        type: u1
+        enum: axis
+        valid:
+          in-enum: true
+      - id: flags
+        type: u1
+      - id: group
+        type: u2
+      - id: first_layer
+        type: u2
+      - id: layers
+        type: u2
+      - id: reserved
+        type: u2
+        valid: 0
+      - id: residual
+        type: u4
+        valid:
+          max: 0x7fffffff
+      - id: sinks
+        type: u4
+        valid:
+          max: 0x7fffffff
+      - id: reserved_too
+        type: u4
+        valid: 0
+
+  group_fields:
+    doc-ref: formats/record.md#group
+    seq:
+      - id: codec
+        type: u1
+        enum: codec_id
+        valid:
+          in-enum: true
+      - id: stream
+        type: u1
+        enum: stream_id
+        valid:
+          in-enum: true
+      - id: axis
+        type: u1
+        enum: axis
+        valid:
+          in-enum: true
+      - id: transform
+        type: u1
+        enum: transform
+        valid:
+          in-enum: true
+      - id: flags
+        type: u2
+        valid:
+          max: 1
+      - id: group
+        type: u2
+        valid:
+          expr: 'codec == codec_id::raw ? _ == 0 : _ >= 16 and _ <= 4096 and _ % 16 == 0'
+      - id: first_layer
+        type: u2
+      - id: layers
+        type: u2
+        valid: 1
+      - id: first_head
+        type: u2
+      - id: heads
+        type: u2
+        valid:
+          min: 1
+      - id: head_dim
+        type: u2
+        valid:
+          min: 1
+      - id: all_heads
+        type: u2
+        valid:
+          expr: first_head + heads <= _
+      - id: tokens
+        type: u4
+        valid:
+          min: 1
+      - id: first_token
+        type: u8
+        valid:
+          expr: _ + tokens <= 0x1000000000000
+      - id: rows
+        type: u4
+        valid:
+          eq: tokens
+      - id: error_bytes
+        type: u4
+        valid:
+          eq: (2 * heads + 63) / 64 * 64
+      - id: bitmap_bytes
+        type: u4
+        valid: 0
+      - id: position_bytes
+        type: u4
+        valid: 0
+      - id: metadata_bytes
+        type: u4
+      - id: code_bytes
+        type: u4
+      - id: basis_hash
+        type: zeros(16)
+      - id: reserved
+        type: zeros(24)
+    instances:
+      is_symmetric:
+        value: (flags & 1) != 0
+      is_channel_lane:
+        value: stream == stream_id::v
+        doc: The stream picks the tile, whatever the axis.
+        doc-ref: formats/grouped-integers.md#tiles
+      padded_dim:
+        value: (head_dim + 15) / 16 * 16
+      padded_tokens:
+        value: 'is_channel_lane ? (tokens + 63) / 64 * 64 : (tokens + 15) / 16 * 16'
+
+  group_body:
+    doc: One codec for all heads; another one is one more case here and in `codec_id`.
+    doc-ref: formats/record.md#group
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: errors
+        type: u2
+        repeat: expr
+        repeat-expr: shape.heads
+        doc: Relative error of each head's rows, in 1/32768.
+      - id: padding
+        type: zeros(shape.error_bytes - 2 * shape.heads)
+      - id: heads
+        size: shape.metadata_bytes + shape.code_bytes
+        type:
+          switch-on: shape.codec
+          cases:
+            'codec_id::raw': raw_head(shape)
+            'codec_id::int8': grouped_head(shape, 8)
+            'codec_id::int4': grouped_head(shape, 4)
+            'codec_id::int2': grouped_head(shape, 2)
+        repeat: expr
+        repeat-expr: shape.heads
+
+  raw_head:
+    doc-ref: formats/raw.md#group
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: rows
+        type: row
+        repeat: expr
+        repeat-expr: shape.tokens
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+    types:
+      row:
+        doc: One token's numbers, the bits of 16-bit floats.
+        seq:
+          - id: numbers
+            type: u2
+            repeat: expr
+            repeat-expr: _parent.shape.head_dim
+
+  grouped_head:
+    doc: |
+      Codes of `bits` bits, and a scale and a zero for each group of them: a number is scale * (code + zero / parts).
+    doc-ref: formats/grouped-integers.md#sections
+    params:
+      - id: shape
+        type: group_fields
+      - id: bits
+        type: u1
+    seq:
+      - id: scales
+        type: scale_table(table_rows * lanes)
+        size: 'shape.is_symmetric ? shape.metadata_bytes : shape.metadata_bytes / 2'
+      - id: zeros
+        type: zero_table(table_rows * lanes)
+        size: shape.metadata_bytes / 2
+        if: not shape.is_symmetric
+      - id: tile_rows
+        type: tile_row
+        repeat: expr
+        repeat-expr: shape.padded_tokens * shape.padded_dim * bits / 8 / 64
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+    instances:
+      parts:
+        value: 'bits == 8 ? 2 : 16'
+        doc: Of a step, which zeros are counted in.
+      is_per_channel:
+        value: shape.axis == axis::channel
+      table_rows:
+        value: '((is_per_channel ? shape.tokens : shape.head_dim) + shape.group - 1) / shape.group'
+      lanes:
+        value: 'is_per_channel ? shape.padded_dim : shape.padded_tokens'
+        doc: Columns of the tables; those beyond the last token or channel are padding.
+      codes_per_lane:
+        value: 32 / bits
+        doc: Of a tile row.
+      tokens:
+        pos: 0
+        size: 0
+        type: coded_token(_index)
+        repeat: expr
+        repeat-expr: shape.tokens
+        doc: The same once more by token and channel, `tokens[t].channels[c]`, without padding.
+
+  scale_table:
+    params:
+      - id: count
+        type: u4
+    seq:
+      - id: numbers
+        type: u2
+        repeat: expr
+        repeat-expr: count
+        doc: Bits of bfloat16, the upper half of a binary32.
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+
+  zero_table:
+    params:
+      - id: count
+        type: u4
+    seq:
+      - id: numbers
+        type: s2
+        repeat: expr
+        repeat-expr: count
+        doc: In parts of a step.
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+
+  tile_row:
+    doc: 16 lanes of 4 bytes.
+    doc-ref: formats/grouped-integers.md#tiles
+    seq:
+      - id: lanes
+        type: u4
+        repeat: expr
+        repeat-expr: 16
+
+  coded_token:
+    params:
+      - id: token
+        type: u4
+    seq:
+      - id: channels
+        size: 0
+        type: coded_number(token, _index)
+        repeat: expr
+        repeat-expr: head.shape.head_dim
+    instances:
+      head:
+        value: _parent
+
+  coded_number:
+    doc: |
+      In a token-lane tile (K, C, KR) the lanes are 16 tokens, and its rows go on along the channels; in a channel-lane
+      tile (V) the lanes are 16 channels, and its rows go on along 64 tokens. Code i of a lane lies in byte i mod 4.
+    doc-ref:
+      - formats/grouped-integers.md#tiles
+      - formats/grouped-integers.md#groups
+    params:
+      - id: token
+        type: u4
+      - id: channel
+        type: u4
+    instances:
+      head:
+        value: _parent.head
+      shape:
+        value: head.shape
+      along:
+        value: 'shape.is_channel_lane ? token : channel'
+      lane:
+        value: '(shape.is_channel_lane ? channel : token) % 16'
+      rows_before:
+        value: >-
+          shape.is_channel_lane
+          ? (token / 64 * (shape.padded_dim / 16) + channel / 16) * (64 / head.codes_per_lane)
+          : token / 16 * (shape.padded_dim / head.codes_per_lane)
+        doc: Tile rows of the tiles before this one.
+      row:
+        value: >-
+          rows_before + (shape.is_channel_lane ? token % 64 : channel) / head.codes_per_lane
+      in_lane:
+        value: along % head.codes_per_lane
+      code:
+        value: >-
+          (head.tile_rows[row].lanes[lane] >> (in_lane % 4 * 8 + in_lane / 4 * head.bits)) & ((1 << head.bits) - 1)
+      table_index:
+        value: >-
+          head.is_per_channel ? token / shape.group * head.lanes + channel : channel / shape.group * head.lanes + token
+      scale:
+        value: head.scales.numbers[table_index]
+      zero:
+        value: 'shape.is_symmetric ? -head.parts * (1 << (head.bits - 1)) : head.zeros.numbers[table_index]'
+
+  step_fields:
+    doc-ref: formats/record.md#step
+    seq:
+      - id: codec
+        type: u1
+        enum: codec_id
+        valid:
+          in-enum: true
+      - id: streams
+        type: u1
+        doc: Bit i is set if stream i is in the record.
+        valid:
+          expr: _ != 0 and (_ & 0xe1) == 0
+      - id: flags
+        type: u2
+        valid:
+          expr: 'codec == codec_id::raw ? _ == 0 : _ <= 1'
+      - id: first_layer
+        type: u2
+      - id: layers
+        type: u2
+        valid:
+          min: 1
+      - id: first_head
+        type: u2
+      - id: heads
+        type: u2
+        valid:
+          min: 1
+      - id: tokens
+        type: u4
+        valid:
+          min: 1
+      - id: first_token
+        type: u8
+        valid:
+          expr: _ + tokens <= 0x1000000000000
+      - id: all_heads
+        type: u2
+        valid:
+          expr: first_head + heads <= _
+      - id: group
+        type: u2
+        valid:
+          expr: 'codec == codec_id::raw ? _ == 0 : _ >= 16 and _ <= 4096 and _ % 16 == 0'
+      - id: reserved
+        type: zeros(4)
+
+  step_body:
+    doc: Another layout of the rows is one more case here.
+    doc-ref: formats/raw.md#step
+    params:
+      - id: shape
+        type: step_fields
+    seq:
+      - id: rows
+        size-eos: true
+        type:
+          switch-on: shape.codec
+          cases:
+            'codec_id::raw': step_rows
+
+  step_rows:
+    doc: |
+      For each layer, for each of its streams in the order of their ids, tokens x heads x dim numbers. The dim is that
+      of the MODEL record which the SEQUENCE record of this sequence names, so here they are one list.
+    doc-ref: formats/raw.md#step
+    seq:
+      - id: numbers
+        type: u2
+        repeat: eos
+
+  coded_row:
+    doc: |
+      One head of one token in a STEP record whose codec is one of grouped integers. Where it begins follows from the
+      dims of the model, so nothing here refers to it: a user makes one of a row's bytes.
+    doc-ref: formats/rows.md#a-row
+    params:
+      - id: shape
+        type: step_fields
+      - id: dim
+        type: u2
+      - id: bits
+        type: u1
+    seq:
+      - id: scales
+        type: u2
+        repeat: expr
+        repeat-expr: (dim + shape.group - 1) / shape.group
+      - id: zeros
+        type: s2
+        repeat: expr
+        repeat-expr: 'shape.flags & 1 != 0 ? 0 : (dim + shape.group - 1) / shape.group'
+      - id: codes
+        size: (dim + 15) / 16 * 16 * bits / 8
+
+  drop_fields:
+    doc-ref: formats/record.md#drop
+    seq:
+      - id: first_token
+        type: u8
+      - id: reserved
+        type: zeros(24)
+
+  # -- sidecar ---------------------------------------------------------------------------------------------------
+
+  sidecar:
+    doc: The whole of a file `….kvlog.idx`.
+    doc-ref: formats/sidecar.md
+    seq:
+      - id: header
+        type: sidecar_header
+        size: 128
+      - id: entries
+        type: sidecar_entry
+        size: 144
+        repeat: expr
+        repeat-expr: header.records
+
+  sidecar_header:
+    doc-ref: formats/sidecar.md#header
+    seq:
+      - id: magic
+        contents: [0x89, 0x4b, 0x56, 0x49, 0x44, 0x58, 0x0d, 0x0a]
+      - id: version
+        type: u4
+        valid: 0
+      - id: records
+        type: u4
+      - id: uuid
+        size: 16
+      - id: block
+        type: u4
+      - id: offset
+        type: u4
+      - id: generation
+        type: u8
+      - id: number
+        type: u8
+      - id: durable
+        type: u8
+      - id: framed_bytes
+        type: u8
+      - id: host_bytes
+        type: u8
+      - id: programmed_bytes
+        type: u8
+      - id: frames
+        type: u8
+      - id: lsn
+        type: u8
+      - id: frame_crc
+        type: u4
+      - id: body_crc
+        type: u4
+        doc: Of the entries.
+      - id: reserved
+        type: zeros(12)
+      - id: crc
+        type: u4
+        doc: Of bytes 0 to 123.
+
+  sidecar_entry:
+    doc-ref: formats/sidecar.md#entry
+    seq:
+      - id: generation
+        type: u8
+      - id: block
+        type: u4
+      - id: offset
+        type: u4
+      - id: header
+        type: record_header
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+
+enums:
+  frame_type:
+    1: data
+  record_kind:
+    1: model
+    2: sequence
+    3: group
+    4: step
+    5: dictionary
+    6: drop
+  stream_id:
+    1: k
+    2: v
+    3: c
+    4: kr
+  codec_id:  # those that version 0 knows: the others of the table are refused
+    1: raw
+    2: int8
+    3: int4
+    4: int2
+  axis:
+    0: none
+    1: channel
+    2: token
+  transform:
+    0: none
+  dtype_id:
+    1: bfloat16
+    2: float16
+  rope_layout:
+    0: unknown
+    1: halves
+    2: interleaved

@@ -1,0 +1,143 @@
+"""How sequences to come shall be coded: what a caller or a TOML spec file asks for, turned into a Policy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvcodec.errors import SpecError
+from kvcodec.layout import StreamId
+from kvcodec.spec import CodecSpec
+from kvcodec.store.model import Model
+from kvcodec.store.policy import Policy, Rule, StreamPolicy
+
+DEFAULTS = {
+    StreamId.K: StreamPolicy(CodecSpec.parse("int4/channel/g64")),
+    StreamId.V: StreamPolicy(CodecSpec.parse("int4/token/g64")),
+    StreamId.C: StreamPolicy(CodecSpec.parse("int4/channel/g64")),
+    StreamId.KR: StreamPolicy(CodecSpec.parse("raw")),
+}
+_STREAMS = {s.name.lower(): s for s in StreamId}
+_SIZES = ("residual", "sinks")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for; what a field does not name stays as it was. Sizes may differ by stream."""
+
+    specs: Mapping[StreamId, CodecSpec] = field(default_factory=dict)
+    residual: Mapping[StreamId, int] = field(default_factory=dict)
+    sinks: Mapping[StreamId, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, asked: Mapping[str, Any], where: str) -> Wish:
+        """From `k`, `v`, `c`, `kr` (codec specs), `residual` and `sinks` (a number, or one for each stream).
+
+        Raises SpecError, which begins with `where`.
+        """
+        wanted = {name: asked[name] for name in _STREAMS if asked.get(name) is not None}
+        for name, spec in wanted.items():
+            if not isinstance(spec, str | CodecSpec):
+                raise SpecError(f"{where}: {name} = {spec!r}, want a codec spec such as 'int4/channel/g64'")
+        specs = {_STREAMS[name]: CodecSpec.parse(spec) for name, spec in wanted.items()}
+        sizes = {name: _parse_size(asked.get(name), f"{where}: {name}") for name in _SIZES}
+        return cls(specs, **sizes)
+
+    def over(self, stream: StreamId, before: StreamPolicy) -> StreamPolicy:
+        """The policy of a stream that had `before`."""
+        return StreamPolicy(
+            self.specs.get(stream, before.spec),
+            self.residual.get(stream, before.residual),
+            self.sinks.get(stream, before.sinks),
+        )
+
+
+@dataclass(frozen=True)
+class Coding:
+    """A wish for all layers, and wishes for some of them (or None: for all) that go above it, the last one winning."""
+
+    base: Wish = field(default_factory=Wish)
+    layers: tuple[tuple[frozenset[int] | None, Wish], ...] = ()
+
+    def under(self, wish: Wish) -> Coding:
+        """With `wish`, for all layers, above it."""
+        return self if wish == Wish() else Coding(self.base, (*self.layers, (None, wish)))
+
+    def policy(self, model: Model, before: Policy | None) -> Policy:
+        """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default."""
+        for numbers, _ in self.layers:
+            if beyond := [n for n in sorted(numbers or ()) if n >= len(model.layers)]:
+                raise SpecError(f"layer {beyond[0]}: the model has layers 0 to {len(model.layers) - 1}")
+        rules = []
+        for stream in sorted({s.id for layer in model.layers for s in layer.streams}):
+            own = [self._at(n, stream, before) for n in range(len(model.layers))]
+            first = 0
+            for n in range(1, len(own) + 1):
+                if n == len(own) or own[n] != own[first]:
+                    rules.append(Rule(stream, range(first, n), own[first]))
+                    first = n
+        return Policy(tuple(rules))
+
+    def _at(self, layer: int, stream: StreamId, before: Policy | None) -> StreamPolicy:
+        known = before is not None and before.covers(layer, stream)
+        policy = self.base.over(stream, before.at(layer, stream) if before and known else DEFAULTS[stream])
+        for numbers, wish in self.layers:
+            if numbers is None or layer in numbers:
+                policy = wish.over(stream, policy)
+        return policy
+
+
+def read_spec_file(path: str | Path) -> Coding:
+    """A TOML spec file: k, v, c, kr, residual, sinks, and [[layer]] tables with `layers = "0-3,17"` and the same keys.
+
+    Raises SpecError naming the file and what in it is wrong.
+    """
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: {error}") from None
+    own = table.pop("layer", [])
+    if not isinstance(own, list) or not all(isinstance(t, dict) for t in own):
+        raise SpecError(f"{path}: layer: want [[layer]] tables")
+    _refuse_unknown(table, set(_STREAMS) | set(_SIZES), str(path))
+    layers: list[tuple[frozenset[int] | None, Wish]] = []
+    for n, one in enumerate(own, 1):
+        where = f"{path}: [[layer]] {n}"
+        _refuse_unknown(one, {"layers", *_STREAMS, *_SIZES}, where)
+        if "layers" not in one:
+            raise SpecError(f'{where}: which layers? Say layers = "0-3,17"')
+        layers.append((parse_layers(one["layers"], where), Wish.parse(one, where)))
+    return Coding(Wish.parse(table, str(path)), tuple(layers))
+
+
+def parse_layers(text: Any, where: str) -> frozenset[int]:
+    """Layer numbers of "0-3,17", of one number, or of a list of numbers. Raises SpecError."""
+    parts = text.split(",") if isinstance(text, str) else [str(n) for n in (text if isinstance(text, list) else [text])]
+    numbers: set[int] = set()
+    for part in parts:
+        first, dash, last = part.strip().partition("-")
+        ends = [first, last if dash else first]
+        if not all(e.isascii() and e.isdigit() and len(e) < 6 for e in ends) or int(ends[0]) > int(ends[1]):
+            raise SpecError(f"{where}: layers {part.strip()!r}, want numbers and ranges such as 0-3,17")
+        numbers |= set(range(int(ends[0]), int(ends[1]) + 1))
+    return frozenset(numbers)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise SpecError(f"{where}: {key!r} is unknown, want {', '.join(sorted(known))}")
+
+
+def _parse_size(size: Any, where: str) -> dict[StreamId, int]:
+    if size is None:
+        return {}
+    sizes = size if isinstance(size, Mapping) else dict.fromkeys(_STREAMS, size)
+    for name, number in sizes.items():
+        if name not in _STREAMS or not isinstance(number, int) or isinstance(number, bool):
+            raise SpecError(f"{where}: {name} = {number!r}, want a whole number, or one for each of k, v, c, kr")
+    return {_STREAMS[name]: number for name, number in sizes.items()}

@@ -1,0 +1,140 @@
+"""From a stream's open rows to records: what leaves the window, and what a STEP keeps of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec, codes_rows
+from kvcodec.layout import CodecId, DtypeId
+from kvcodec.log.frame import Record
+from kvcodec.spec import CodecSpec
+from kvcodec.store.model import Stream
+from kvcodec.store.policy import StreamPolicy
+from kvcodec.store.reading import widen
+from kvcodec.store.records import RAW, OpenSpan, group_records, laid_records
+from kvcodec.store.window import OpenRows, Rows, leaving
+
+
+class Ending(NamedTuple):
+    """A record, and the token behind its last one: records go into the log in the order in which tokens end."""
+
+    end: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """How one stream of one layer of a sequence leaves memory.
+
+    With no residual window and a codec that gives each row codes of its own, rows behind the sinks are coded as they
+    come and only laid into groups later; else rows stay raw until they leave.
+    """
+
+    sequence: int
+    layer: int
+    stream: Stream
+    policy: StreamPolicy
+    dtype: DtypeId
+    window: int
+    largest: int
+
+    @property
+    def token_group(self) -> int:
+        """Tokens of a full GROUP record; of raw rows up to 64, as many as let one head take at most `largest` bytes."""
+        tokens = codec_for(self.policy.spec, self.stream.id).token_group
+        while self.policy.spec.codec == CodecId.RAW and tokens > 1 and 2 * self.stream.dim * tokens > self.largest:
+            tokens //= 2
+        return tokens
+
+    @property
+    def row_codec(self) -> RowCodec | None:
+        """The codec of rows behind the sinks, if they are coded one by one."""
+        own = self.policy.residual == 0 and codes_rows(self.policy.spec)
+        return RowCodec(self.policy.spec, self.stream.id) if own else None
+
+    def begin(self, first: int) -> OpenRows:
+        """Open rows of which none is there yet."""
+        return OpenRows(self._none(coded=self.row_codec is not None and first >= self.policy.sinks), first, first)
+
+    def _none(self, *, coded: bool) -> npt.NDArray[Any]:
+        codec = self.row_codec
+        if coded and codec is not None:
+            return np.empty((0, self.stream.heads, codec.row_bytes(self.stream.dim)), np.uint8)
+        return np.empty((0, self.stream.heads, self.stream.dim), np.uint16)
+
+    def append(self, open_: OpenRows, rows: Rows) -> tuple[list[Ending], OpenRows]:
+        """Records of what leaves once `rows` are there, and the open rows then."""
+        codec = self.row_codec
+        if codec is None:
+            return self._leave_raw(open_.extended(rows))
+        records: list[Ending] = []
+        if not is_coded(open_):
+            records, open_ = self._leave_raw(open_.extended(rows), sinks_only=True)
+            if open_.first < self.policy.sinks:
+                return records, open_
+            rows = open_.rows.copy()
+            open_ = OpenRows(self._none(coded=True), open_.first, open_.first)
+        return self._leave_coded(records, open_.extended(codec.encode(rows, self.dtype)))
+
+    def _leave_raw(self, open_: OpenRows, *, sinks_only: bool = False) -> tuple[list[Ending], OpenRows]:
+        policy = self.policy
+        sizes = {"residual": policy.residual, "sinks": policy.sinks, "token_group": self.token_group}
+        going = list(leaving(open_.first, open_.end, **sizes))
+        if sinks_only:
+            going = [item for item in going if item.sink]
+        records: list[Ending] = []
+        for sink in (True, False):
+            own = [item for item in going if item.sink == sink and self._needed(item.first + item.tokens, open_.end)]
+            if not own:
+                continue
+            first, tokens = own[0].first, own[0].tokens
+            rows = open_.rows[first - open_.first : own[-1].first + tokens - open_.first]
+            made = group_records(
+                self.sequence, self.layer, self.stream, first, rows, RAW if sink else policy.spec, self.dtype, tokens
+            )
+            records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
+        gone = sum(item.tokens for item in going)
+        return records, open_.without(gone) if gone else open_
+
+    def _leave_coded(self, records: list[Ending], open_: OpenRows) -> tuple[list[Ending], OpenRows]:
+        tokens = self.token_group
+        groups = (open_.end - open_.first) // tokens
+        skipped = sum(not self._needed(open_.first + (n + 1) * tokens, open_.end) for n in range(groups))
+        first = open_.first + skipped * tokens
+        rows = open_.rows[skipped * tokens : groups * tokens]
+        if len(rows):
+            made = laid_records(self.sequence, self.layer, self.stream, first, rows, self.policy.spec, tokens)
+            records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
+        return records, open_.without(groups * tokens) if groups else open_
+
+    def _needed(self, end: int, length: int) -> bool:
+        """Whether tokens before `end` are still in the layer's window when it has `length` tokens."""
+        return not self.window or end > length - self.window
+
+    def span(self, open_: OpenRows, journal: CodecSpec = RAW) -> OpenSpan | None:
+        """The open rows that no record holds yet, raw rows coded as `journal` says; None if there are none."""
+        fresh = max(open_.logged, open_.first)
+        if fresh >= open_.end:
+            return None
+        rows, spec = open_.rows[fresh - open_.first :], self.policy.spec
+        if not is_coded(open_):
+            raw = journal.codec == CodecId.RAW
+            rows, spec = (rows if raw else RowCodec(journal, self.stream.id).encode(rows, self.dtype)), journal
+        return OpenSpan(self.layer, self.stream, fresh, rows, spec)
+
+    def read(self, open_: OpenRows, index: npt.NDArray[np.int64], *, as_float32: bool) -> npt.NDArray[Any]:
+        """Open rows number `index`, as 16-bit patterns or float32."""
+        rows, codec = open_.rows[index], self.row_codec
+        if is_coded(open_) and codec is not None:
+            return codec.decode(rows, self.stream.dim, self.dtype, as_float32=as_float32)
+        return widen(rows, self.dtype, as_float32=as_float32)
+
+
+def is_coded(open_: OpenRows) -> bool:
+    """Whether open rows are codes, not 16-bit patterns."""
+    return bool(open_.rows.dtype == np.uint8)

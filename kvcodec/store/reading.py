@@ -1,0 +1,90 @@
+"""Rows of one record, out of the log: GROUP records decoded, STEP records as they are or decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec
+from kvcodec.errors import CorruptRecord
+from kvcodec.flash.image import Bytes
+from kvcodec.layout import CodecId, DtypeId
+from kvcodec.log.reader import Log
+from kvcodec.store.extents import Coded, Extent, Part
+from kvcodec.store.index import read_spec, row_bytes
+from kvcodec.store.model import NUMPY_DTYPES, Stream
+from kvcodec.store.window import Rows
+
+
+def read_extent(log: Log, extent: Extent, stream: Stream, dtype: DtypeId, *, as_float32: bool) -> npt.NDArray[Any]:
+    """Rows of all tokens of the extent's record (tokens, heads, dim), as 16-bit patterns or float32."""
+    coded = extent.coded
+    out = np.empty((coded.tokens, stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
+    for part in coded.parts:
+        rows = _read_part(log, coded, part, stream, dtype, as_float32)
+        if len(coded.parts) == 1:
+            return rows
+        out[:, part.first_head : part.first_head + part.heads] = rows
+    return out
+
+
+def read_codes(log: Log, extent: Extent, stream: Stream) -> npt.NDArray[np.uint8]:
+    """Coded rows (tokens, heads, row bytes) of the tokens of an extent, which is a STEP record of codes."""
+    coded = extent.coded
+    assert coded.step is not None
+    out = np.empty((coded.tokens, stream.heads, row_bytes(coded.step, stream)), np.uint8)
+    for part in coded.parts:
+        _, body, _ = _load(log, coded, part)
+        out[:, part.first_head : part.first_head + part.heads] = _step_rows(body, coded, part, stream)
+        log.check_unerased(part.place)
+    return out[extent.first - coded.first : extent.end - coded.first]
+
+
+def _load(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
+    """Header, the body from the part's rows on, and the byte of the file at which those begin."""
+    header, body = log.load(part.place)
+    at = log.device.file_offset(part.place.block, part.place.offset)
+    named = [coded.lsn, coded.first, coded.tokens, part.first_head, part.heads]
+    fields = ["lsn", "first_token", "tokens", "first_head", "heads"]
+    if coded.step is not None:
+        named += [coded.step.codec, coded.step.group, coded.step.flags]
+        fields += ["codec", "group", "flags"]
+    if [int(header[f]) for f in fields] != named:
+        raise CorruptRecord(at, "another record than the index names")
+    return header, body[part.body_offset :], at + int(header["header_bytes"]) + part.body_offset
+
+
+def _read_part(
+    log: Log, coded: Coded, part: Part, stream: Stream, dtype: DtypeId, as_float32: bool
+) -> npt.NDArray[Any]:
+    header, body, at = _load(log, coded, part)
+    try:
+        if coded.step is None:
+            codec = codec_for(read_spec(header), stream.id)
+            heads = body.reshape(part.heads, -1)
+            rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
+        elif coded.step.codec == CodecId.RAW:
+            bits = _step_rows(body, coded, part, stream).view("<u2")
+            rows = widen(bits, dtype, as_float32=as_float32)
+        else:
+            codes = _step_rows(body, coded, part, stream)
+            rows = RowCodec(coded.step, stream.id).decode(codes, stream.dim, dtype, as_float32=as_float32)
+    except CorruptRecord as error:
+        raise CorruptRecord(at + (error.offset if coded.step is None else 0), error.why) from None
+    log.check_unerased(part.place)
+    return rows
+
+
+def _step_rows(body: Bytes, coded: Coded, part: Part, stream: Stream) -> npt.NDArray[np.uint8]:
+    """A copy of the rows of one stream (tokens, heads, row bytes) of a STEP record."""
+    assert coded.step is not None
+    shape = coded.tokens, part.heads, row_bytes(coded.step, stream)
+    return body[: int(np.prod(shape))].reshape(shape).copy()
+
+
+def widen(bits: Rows, dtype: DtypeId, *, as_float32: bool) -> npt.NDArray[Any]:
+    """16-bit patterns as they are, or the float32 numbers that they mean."""
+    return bits.view(NUMPY_DTYPES[dtype]).astype(np.float32) if as_float32 else bits
