@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvcodec.errors import SpecError
 from kvcodec.layout import Axis, CodecId, GroupFlag
 
-_BITS = {CodecId.INT4: 4}
-_NAMES = {CodecId.RAW: "raw", CodecId.INT4: "int4"}
+_BITS = {CodecId.INT8: 8, CodecId.INT4: 4, CodecId.INT2: 2}
+_NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()}
 KNOWN_CODECS = tuple(_NAMES)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
 _GROUP_STEP = 16

@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 
 F32_MAX = np.float32(3.4028234663852886e38)
+PARTS = {2: 16, 4: 16, 8: 2}  # of a step, in which zeros are counted
+REACH = {2: 2047, 4: 2047, 8: 16383}  # steps that a zero may be away
 
 
 def widen_rows(rows, half):
@@ -19,32 +21,35 @@ def find_nonfinite(rows, half):
     return int(bad[0]) if bad.size else -1
 
 
-def choose_steps(x, symmetric):
-    """(scale, zero in sixteenths) of one group of float32 numbers."""
+def choose_steps(x, symmetric, bits=4):
+    """(scale, zero in parts of a step) of one group of float32 numbers."""
     f = np.float32
     lo, hi = x.min(), x.max()
-    least = max(hi * f(1 / 15) - lo * f(1 / 15), abs(lo) * f(1 / 2047))
+    top = 2**bits - 1
+    least = max(hi * f(1 / top) - lo * f(1 / top), abs(lo) * f(1 / REACH[bits]))
     if symmetric:
-        least = np.abs(x).max() * f(1 / 7)
+        least = np.abs(x).max() * f(1 / (2 ** (bits - 1) - 1))
     least = max(least, f(2.0**-126))
     scale = np.uint32((int(least.view(np.uint32)) + 0xFFFF) & 0xFFFF0000).view(np.float32)
     inverse = f(1) / scale
-    zero = f(-128) if symmetric else np.clip(np.rint(lo * inverse * f(16)), -32768, 32767)
-    return scale, int(zero)
+    if symmetric:
+        return scale, -(2 ** (bits - 1)) * PARTS[bits]
+    return scale, int(np.clip(np.rint(lo * inverse * f(PARTS[bits])), -32768, 32767))
 
 
-def round_group(x, scale, zero, symmetric):
+def round_group(x, scale, zero, symmetric, bits=4):
     """Codes of one group."""
     steps = x * (np.float32(1) / scale)
     if symmetric:
-        return (np.clip(np.rint(steps), -7, 7) + 8).astype(np.uint8)
-    return np.clip(np.rint(steps - np.float32(zero) / np.float32(16)), 0, 15).astype(np.uint8)
+        most = 2 ** (bits - 1) - 1
+        return (np.clip(np.rint(steps), -most, most) + most + 1).astype(np.uint8)
+    return np.clip(np.rint(steps - np.float32(zero) / np.float32(PARTS[bits])), 0, 2**bits - 1).astype(np.uint8)
 
 
-def scale_group(codes, scale, zero, greatest=F32_MAX):
+def scale_group(codes, scale, zero, greatest=F32_MAX, bits=4):
     """float32 numbers of one group's codes."""
     with np.errstate(over="ignore"):
-        decoded = scale * (codes.astype(np.float32) + np.float32(zero) / np.float32(16))
+        decoded = scale * (codes.astype(np.float32) + np.float32(zero) / np.float32(PARTS[bits]))
     return np.clip(decoded, -greatest, greatest)
 
 
@@ -61,46 +66,57 @@ def pad(n, to):
     return -(-n // to) * to
 
 
-def pack_token_tiles(codes):
-    """Bytes of token-lane tiles: row r, byte 4t + j is channels 8r + j (low) and 8r + 4 + j (high) of token t."""
-    tokens, dim = codes.shape
-    tiles = np.zeros((tokens // 16, dim // 8, 16, 4), np.uint8)
-    for t in range(tokens):
-        for r in range(dim // 8):
-            for j in range(4):
-                tiles[t // 16, r, t % 16, j] = codes[t, 8 * r + j] | codes[t, 8 * r + 4 + j] << 4
+def place_in_token_tiles(t, c, dim, bits):
+    """(byte, lowest bit) of the code of token t, channel c."""
+    span = 32 // bits  # channels of a row
+    byte = ((t // 16 * (dim // span) + c // span) * 16 + t % 16) * 4 + c % 4
+    return byte, c % span // 4 * bits
+
+
+def place_in_channel_tiles(t, c, dim, bits):
+    """(byte, lowest bit) of the code of token t, channel c."""
+    span = 32 // bits  # tokens of a row
+    rows = 64 // span
+    byte = (((t // 64 * (dim // 16) + c // 16) * rows + t % 64 // span) * 16 + c % 16) * 4 + t % 4
+    return byte, t % span // 4 * bits
+
+
+def pack_tiles(codes, bits, place):
+    """Bytes of the tiles of codes (tokens, dim), both padded."""
+    tiles = np.zeros(codes.size * bits // 8, np.uint8)
+    for t, c in np.ndindex(codes.shape):
+        byte, low = place(t, c, codes.shape[1], bits)
+        tiles[byte] |= codes[t, c] << low
     return tiles.tobytes()
 
 
-def pack_channel_tiles(codes):
-    """Bytes of channel-lane tiles: row r, byte 4c + j is tokens 8r + j (low) and 8r + 4 + j (high) of channel c."""
-    tokens, dim = codes.shape
-    tiles = np.zeros((tokens // 64, dim // 16, 8, 16, 4), np.uint8)
-    for c in range(dim):
-        for r in range(tokens // 8):
-            for j in range(4):
-                tiles[r // 8, c // 16, r % 8, c % 16, j] = codes[8 * r + j, c] | codes[8 * r + 4 + j, c] << 4
-    return tiles.tobytes()
-
-
-def unpack_token_tiles(tiles, tokens, dim):
+def unpack_tiles(tiles, tokens, dim, bits, place):
     """Codes (tokens, dim), both padded."""
     codes = np.zeros((tokens, dim), np.uint8)
-    for t in range(tokens):
-        for c in range(dim):
-            byte = tiles[((t // 16 * (dim // 8) + c // 8) * 16 + t % 16) * 4 + c % 4]
-            codes[t, c] = byte >> 4 if c % 8 >= 4 else byte & 15
+    for t, c in np.ndindex(codes.shape):
+        byte, low = place(t, c, dim, bits)
+        codes[t, c] = tiles[byte] >> low & 2**bits - 1
     return codes
 
 
-def unpack_channel_tiles(tiles, tokens, dim):
-    """Codes (tokens, dim), both padded."""
-    codes = np.zeros((tokens, dim), np.uint8)
-    for t in range(tokens):
-        for c in range(dim):
-            byte = tiles[(((t // 64 * (dim // 16) + c // 16) * 8 + t % 64 // 8) * 16 + c % 16) * 4 + t % 4]
-            codes[t, c] = byte >> 4 if t % 8 >= 4 else byte & 15
-    return codes
+def pack_token_tiles(codes, bits=4):
+    """Bytes of token-lane tiles."""
+    return pack_tiles(codes, bits, place_in_token_tiles)
+
+
+def pack_channel_tiles(codes, bits=4):
+    """Bytes of channel-lane tiles."""
+    return pack_tiles(codes, bits, place_in_channel_tiles)
+
+
+def unpack_token_tiles(tiles, tokens, dim, bits=4):
+    """Codes of token-lane tiles."""
+    return unpack_tiles(tiles, tokens, dim, bits, place_in_token_tiles)
+
+
+def unpack_channel_tiles(tiles, tokens, dim, bits=4):
+    """Codes of channel-lane tiles."""
+    return unpack_tiles(tiles, tokens, dim, bits, place_in_channel_tiles)
 
 
 def sum_squares(x):
@@ -123,7 +139,7 @@ def scale_table(tokens, dim, group, per_channel, channel_lane):
     return -(-dim // group), pad(tokens, 64 if channel_lane else 16)
 
 
-def quantize_records(rows, half, group, per_channel, symmetric, channel_lane):
+def quantize_records(rows, half, group, per_channel, symmetric, channel_lane, bits):
     """(bytes, Q15 error) of one head of one record; rows: uint16 (tokens, dim)."""
     tokens, dim = rows.shape
     x = widen_rows(rows, half)
@@ -132,36 +148,36 @@ def quantize_records(rows, half, group, per_channel, symmetric, channel_lane):
     codes = np.zeros((pad(tokens, 64 if channel_lane else 16), pad(dim, 16)), np.uint8)
     missed = np.zeros((tokens, dim), np.float32)
     for row, lane, at in walk_groups(tokens, dim, group, per_channel):
-        scale, zero = choose_steps(x[at], symmetric)
+        scale, zero = choose_steps(x[at], symmetric, bits)
         scales[row, lane], zeros[row, lane] = int(scale.view(np.uint32)) >> 16, zero
-        coded = round_group(x[at], scale, zero, symmetric)
+        coded = round_group(x[at], scale, zero, symmetric, bits)
         codes[:tokens, :dim][at] = coded
-        missed[at] = x[at] - scale_group(coded, scale, zero)
+        missed[at] = x[at] - scale_group(coded, scale, zero, bits=bits)
     body = b""
     for part in [scales] if symmetric else [scales, zeros]:
         body += part.tobytes() + bytes(-part.nbytes % 64)
-    body += pack_channel_tiles(codes) if channel_lane else pack_token_tiles(codes)
+    body += pack_channel_tiles(codes, bits) if channel_lane else pack_token_tiles(codes, bits)
     return body, relate_error(sum_squares(missed), sum_squares(x))
 
 
-def dequantize_records(body, tokens, dim, form, group, per_channel, symmetric, channel_lane):
+def dequantize_records(body, tokens, dim, form, group, per_channel, symmetric, channel_lane, bits):
     """Rows (tokens, dim) of one head of one record; form: numpy dtype of the output."""
     table = scale_table(tokens, dim, group, per_channel, channel_lane)
     size = 2 * table[0] * table[1]
     body = np.frombuffer(body, np.uint8)
     scales = body[:size].view(np.uint16).reshape(table)
     start = pad(size, 64)
-    zeros = np.full(table, -128, np.int16)
+    zeros = np.full(table, -(2 ** (bits - 1)) * PARTS[bits], np.int16)
     if not symmetric:
         zeros = body[start : start + size].view(np.int16).reshape(table)
         start *= 2
     unpack = unpack_channel_tiles if channel_lane else unpack_token_tiles
-    codes = unpack(body[start:], pad(tokens, 64 if channel_lane else 16), pad(dim, 16))[:tokens, :dim]
+    codes = unpack(body[start:], pad(tokens, 64 if channel_lane else 16), pad(dim, 16), bits)[:tokens, :dim]
     greatest = np.float32(ml_dtypes.finfo(form).max)
     out = np.zeros((tokens, dim), np.float32)
     for row, lane, at in walk_groups(tokens, dim, group, per_channel):
         scale = np.uint32(int(scales[row, lane]) << 16).view(np.float32)
-        out[at] = scale_group(codes[at], scale, zeros[row, lane], greatest)
+        out[at] = scale_group(codes[at], scale, zeros[row, lane], greatest, bits)
     return out.astype(form)
 
 

@@ -15,7 +15,17 @@ from kvcodec.errors import CorruptRecord, DtypeError, NonFiniteError, ShapeError
 from kvcodec.layout import DtypeId, StreamId
 
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-SPECS = ["raw", "int4/channel/g64", "int4/channel/g48/sym", "int4/token/g32", "int4/token/g16/sym"]
+SPECS = [
+    "raw",
+    "int4/channel/g64",
+    "int4/channel/g48/sym",
+    "int4/token/g32",
+    "int4/token/g16/sym",
+    "int8/channel/g32",
+    "int8/token/g16/sym",
+    "int2/channel/g16/sym",
+    "int2/token/g48",
+]
 brief = settings(max_examples=4 if INTERPRETED else 40, deadline=None)
 dtypes = st.sampled_from([np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)])
 
@@ -33,6 +43,10 @@ TOKEN_GROUPS = {
     "int4/channel/g64": 64,
     "int4/channel/g80": 80,
     "int4/channel/g128": 128,
+    "int8/channel/g48": 96,
+    "int8/token/g64": 64,
+    "int2/channel/g128": 128,
+    "int2/token/g16": 64,
 }
 
 
@@ -124,6 +138,10 @@ def test_only_needed_records_are_decoded():
         ("int4/token/g64", 589824),
         ("int4/channel/g32", 655360),
         ("int4/channel/g128/sym", 540672),
+        ("int8/channel/g64", 1114112),
+        ("int8/token/g128/sym", 1064960),
+        ("int2/channel/g64", 327680),
+        ("int2/token/g32", 393216),
         ("raw", 2 * 1048576),
     ],
 )
@@ -231,7 +249,8 @@ def test_corrupt_scale_is_named():
 
 # Frozen bytes. Four tokens (channel) or channels (token). 0, 1, 2, 15 take a step of 1 = 0x3f80, no zero and
 # themselves as codes; 1, 2, 3, 16 the same with a zero of one step = 16 sixteenths; the textbook's -1, -0.2, 0.3, 1
-# symmetric a step of 1/7, rounded up to 0x3e13, and the codes -7, -1, 2, 7 plus 8.
+# symmetric a step of 1/7, rounded up to 0x3e13, and the codes -7, -1, 2, 7 plus 8. INT8 has steps of 1/127, rounded
+# up to 0x3c02, and codes plus 128; INT2 steps of 1 and codes plus 2. Zeros of INT8 are halves of a step.
 FROZEN = [
     ("int4/channel/g16", "k", [0, 1, 2, 15], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "0f"}),
     ("int4/channel/g16", "v", [1, 2, 3, 16], 0x3F80, 16, {0: "000102", 3: "0f"}),
@@ -241,6 +260,18 @@ FROZEN = [
     ("int4/channel/g16/sym", "v", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01070a0f"}),
     ("int4/token/g16/sym", "k", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01070a0f"}),
     ("int4/token/g16/sym", "v", [-1, -0.2, 0.3, 1], 0x3E13, None, {0: "01", 4: "07", 8: "0a", 12: "0f"}),
+    ("int8/channel/g16", "k", [0, 1, 2, 255], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "ff"}),
+    ("int8/channel/g16", "v", [1, 2, 3, 256], 0x3F80, 2, {0: "000102ff"}),
+    ("int8/token/g16", "k", [-128, -127, -126, 127], 0x3F80, -256, {0: "000102ff"}),
+    ("int8/token/g16", "v", [-0.5, 0.5, 1.5, 254], 0x3F80, -1, {0: "00", 4: "01", 8: "02", 12: "fe"}),
+    ("int8/channel/g16/sym", "k", [-1, -0.2, 0.3, 1], 0x3C02, None, {0: "02", 4: "67", 8: "a6", 12: "fe"}),
+    ("int8/token/g16/sym", "v", [-1, -0.2, 0.3, 1], 0x3C02, None, {0: "02", 4: "67", 8: "a6", 12: "fe"}),
+    ("int2/channel/g16", "k", [0, 1, 2, 3], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "03"}),
+    ("int2/channel/g16", "v", [1, 2, 3, 4], 0x3F80, 16, {0: "00010203"}),
+    ("int2/token/g16", "k", [-2, -1, 0, 1], 0x3F80, -32, {0: "00010203"}),
+    ("int2/token/g16", "v", [0, 1, 2, 3], 0x3F80, 0, {0: "00", 4: "01", 8: "02", 12: "03"}),
+    ("int2/channel/g16/sym", "v", [-1, -0.2, 0.3, 1], 0x3F80, None, {0: "01020203"}),
+    ("int2/token/g16/sym", "k", [-1, -0.2, 0.3, 1], 0x3F80, None, {0: "01020203"}),
 ]
 
 
@@ -251,19 +282,30 @@ def test_frozen_bytes(spec, stream, numbers, scale, zero, codes):
     body = scale.to_bytes(2, "little") + bytes(table - 2)
     if zero is not None:
         body += zero.to_bytes(2, "little", signed=True) + bytes(table - 2)
-    tile = bytearray(128 if stream == "k" else 512)
+    tile = bytearray((16 if stream == "k" else 64) * 16 * int(spec[3]) // 8)
     for at, text in codes.items():
         tile[at : at + len(text) // 2] = bytes.fromhex(text)
     encoded = encode_array(x, spec, stream=stream)
     assert encoded.tail.tobytes().hex() == (body + bytes(tile)).hex()
 
 
-def test_high_nibbles_are_four_lanes_on():
-    """Channels (k) or tokens (v) 4 to 7 lie in the high nibbles of 0 to 3, and 8 starts the next row."""
-    numbers = np.arange(16).astype(ml_dtypes.bfloat16)
-    k = encode_array(numbers.reshape(1, 1, 16), "int4/token/g16", stream="k").tail[0, 0, 128:]
-    assert k[:4].tobytes().hex() == "40516273"
-    assert k[64:68].tobytes().hex() == "c8d9eafb"
-    v = encode_array(numbers.reshape(16, 1, 1), "int4/channel/g16", stream="v").tail[0, 0, 128:]
-    assert v[:4].tobytes().hex() == "40516273"
-    assert v[64:68].tobytes().hex() == "c8d9eafb"
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("int8", ["00112233", "44556677", "8899aabb", "ccddeeff"]),
+        ("int4", ["40516273", "c8d9eafb"]),
+        ("int2", ["e4e4e4e4"]),
+    ],
+)
+def test_rows_of_one_lane(name, rows):
+    """Sixteen channels (k) or tokens (v): byte j of a row holds j, j + 4 and so on, the first in its lowest bits."""
+    numbers = {
+        "int8": np.arange(16) * 17,
+        "int4": np.arange(16),
+        "int2": np.arange(16) // 4,
+    }[name].astype(ml_dtypes.bfloat16)
+    k = encode_array(numbers.reshape(1, 1, 16), f"{name}/token/g16", stream="k").tail[0, 0, 128:]
+    v = encode_array(numbers.reshape(16, 1, 1), f"{name}/channel/g16", stream="v").tail[0, 0, 128:]
+    for row, text in enumerate(rows):
+        assert k[64 * row :][:4].tobytes().hex() == text
+        assert v[64 * row :][:4].tobytes().hex() == text

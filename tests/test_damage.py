@@ -14,6 +14,7 @@ from tests.caches import rows, tiny_model
 
 GEOMETRY = kv.Geometry.parse("page=2048,unit=512,block=16384")
 SIZE = 65536
+DIM = 32
 SHARDS = 16
 
 
@@ -22,15 +23,13 @@ class Victim:
 
     def __init__(self, folder):
         self.path = folder / "victim.kvlog"
-        with kv.open(self.path, "w", model=tiny_model(2, 1, 16), residual=8, sinks=2, device=GEOMETRY) as store:
-            n = 0
-            while self.path.stat().st_size < SIZE - 4096:
-                sequence = store.sequence("ab"[n // 13 % 2])
-                at = range(len(sequence), len(sequence) + 13)
-                for layer in range(2):
-                    sequence.append(layer, rows(layer, "k", at, heads=1), rows(layer, "v", at, heads=1))
-                n += 13
-                if n % 117 == 0:
+        with kv.open(self.path, "w", model=tiny_model(2, 1, DIM), residual=8, sinks=2, device=GEOMETRY) as store:
+            for name, spans in {"a": (80, 9, 60), "b": (90, 5)}.items():
+                for n in spans:
+                    sequence = store.sequence(name)
+                    at = range(len(sequence), len(sequence) + n)
+                    for layer in range(2):
+                        sequence.append(layer, *(rows(layer, s, at, heads=1, dim=DIM) for s in "kv"))
                     store.sync()
         self.good = self.path.read_bytes()
         self.sidecar = sidecar_path(self.path).read_bytes()
@@ -41,7 +40,7 @@ class Victim:
                 self.rows[sequence.name] = [sequence.read(layer) for layer in range(2)]
         # a token that is coded in the log as a whole may be found raw in an older record
         self.raw = {
-            name: [tuple(rows(layer, s, n, heads=1) for s in "kv") for layer in range(2)]
+            name: [tuple(rows(layer, s, n, heads=1, dim=DIM) for s in "kv") for layer in range(2)]
             for name, n in self.lengths.items()
         }
 
@@ -70,9 +69,9 @@ class Victim:
             for mine, coded, raw in zip(
                 got, self.rows[sequence.name][layer], self.raw[sequence.name][layer], strict=True
             ):
-                a = mine.view(np.uint16).reshape(n, 16)
-                as_coded = (a == coded[:n].view(np.uint16).reshape(n, 16)).all(axis=1)
-                as_raw = (a == raw[:n].view(np.uint16).reshape(n, 16)).all(axis=1)
+                a = mine.view(np.uint16).reshape(n, DIM)
+                as_coded = (a == coded[:n].view(np.uint16).reshape(n, DIM)).all(axis=1)
+                as_raw = (a == raw[:n].view(np.uint16).reshape(n, DIM)).all(axis=1)
                 assert (as_coded | as_raw).all()
         return n
 
@@ -140,12 +139,18 @@ def test_writing_goes_on_after_any_truncation(victim):
             n = victim.check(sequence)
             for layer in (1, 0):
                 span = range(n, n + 100)
-                sequence.append(layer, rows(layer, "k", span, heads=1, salt=5), rows(layer, "v", span, heads=1, salt=5))
+                sequence.append(
+                    layer,
+                    rows(layer, "k", span, heads=1, dim=DIM, salt=5),
+                    rows(layer, "v", span, heads=1, dim=DIM, salt=5),
+                )
             got = sequence.read(1)
         with kv.open(victim.path, recovery="torn-tail") as store:
             again = store.sequence("a").read(1)
             assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in zip(got, again, strict=True))
-            late = again[0][n:].astype(np.float32) - rows(1, "k", range(n, n + 100), heads=1, salt=5).astype(np.float32)
+            late = again[0][n:].astype(np.float32) - rows(1, "k", range(n, n + 100), heads=1, dim=DIM, salt=5).astype(
+                np.float32
+            )
             assert np.abs(late).max() < 0.4
 
 

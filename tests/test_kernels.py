@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvcodec import layout
 from kvcodec.codecs.grouped import GroupedCodec
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import dequantize, floats, quantize
+from kvcodec.kernels import floats, tiles
 from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from tests import reference
@@ -27,10 +27,10 @@ TOKENS = 40 if INTERPRETED else 200
 BITS = {False: np.dtype(ml_dtypes.bfloat16), True: np.dtype(np.float16)}
 STYLES = ["normal", "bits", "subnormal", "constant", "zero", "outlier", "huge", "offset", "ties"]
 
-thorough = settings(max_examples=6 if INTERPRETED else 60, deadline=None)
+thorough = settings(max_examples=10 if INTERPRETED else 120, deadline=None)
 specs = st.builds(
     CodecSpec,
-    st.just(CodecId.INT4),
+    st.sampled_from([CodecId.INT8, CodecId.INT4, CodecId.INT2]),
     st.sampled_from([Axis.CHANNEL, Axis.TOKEN]),
     st.sampled_from([16, 32, 48, 64, 80, 128]),
     st.booleans(),
@@ -80,6 +80,7 @@ def twin_arguments(spec: CodecSpec, stream: StreamId) -> dict:
         "per_channel": spec.axis == Axis.CHANNEL,
         "symmetric": spec.symmetric,
         "channel_lane": stream == StreamId.V,
+        "bits": spec.bits,
     }
 
 
@@ -131,8 +132,9 @@ def test_error_is_within_half_a_step(case):
     body = codec.encode(rows, dtype_of(half), tokens).body
     decoded = codec.decode(body, tokens, dim, dtype_of(half), as_float32=True).astype(np.float64)
     x = reference.widen_rows(rows, half).astype(np.float64)
-    reach = 7 if spec.symmetric else 2047 + 15  # 1 / s and x / s are each rounded to 24 bits
-    bound = 0.5 + reach * 2.0**-23 + 2.0**-20
+    most = 2**spec.bits - 1
+    reach = most // 2 if spec.symmetric else reference.REACH[spec.bits] + most
+    bound = 0.5 + reach * 2.0**-23 + 2.0**-15  # 1 / s and x / s are each rounded to 24 bits, steps to 2**-17
     for h in range(heads):
         scales = scales_of_values(body[0, h], spec, stream, tokens, dim)
         assert (np.abs(x[:, h] - decoded[:, h]) <= bound * scales).all()
@@ -141,7 +143,8 @@ def test_error_is_within_half_a_step(case):
 @thorough
 @given(specs.filter(lambda spec: not spec.symmetric), streams, st.integers(0, 0x7F7F), st.booleans(), st.booleans())
 def test_constant_group_is_exact(spec, stream, bits, negative, half):
-    least, most = (0x0001, 0x7BFF) if half else (0x0200, 0x7F7F)  # bfloat16 below 2**-123 is finer than any step
+    finest = 0x0380 if spec.codec == CodecId.INT8 else 0x0200  # bfloat16 below is finer than any part of a step
+    least, most = (0x0001, 0x7BFF) if half else (finest, 0x7F7F)
     bits = 0 if bits < least else min(bits, most)
     rows = np.full((20, 1, 20), bits | (0x8000 if negative and bits else 0), np.uint16)
     codec = GroupedCodec(spec, stream)
@@ -149,30 +152,74 @@ def test_constant_group_is_exact(spec, stream, bits, negative, half):
     np.testing.assert_array_equal(codec.decode(body, 20, 20, dtype_of(half)), rows)
 
 
-def test_symmetric_codes_of_the_textbook():
+@pytest.mark.parametrize(("name", "finest"), [("int8", 0x0380), ("int4", 0x0200), ("int2", 0x0200)])
+def test_the_finest_constant_that_is_exact(name, finest):
+    codec = GroupedCodec(CodecSpec.parse(f"{name}/channel/g16"), StreamId.K)
+    for bits, exact in [(finest, True), (finest - 1, False)]:  # the one below is odd: half of the finest part
+        rows = np.full((1, 1, 1), bits, np.uint16)
+        body = codec.encode(rows, DtypeId.BFLOAT16, 1).body
+        assert (codec.decode(body, 1, 1, DtypeId.BFLOAT16) == rows).all() == exact
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("half", [False, True])
+def test_far_from_zero_no_code_leaves_its_range(name, half):
+    """Numbers as far from zero as zeros reach, and spans of all codes from zeros off by half a part: no clamp."""
+    spec = CodecSpec.parse(f"{name}/token/g16")
+    rng = np.random.default_rng(5)
+    count = 20 if INTERPRETED else 4000
+    most = 2**spec.bits - 1
+    reach = reference.REACH[spec.bits]
+    offset = rng.choice([-1, 1], (count, 1)) * rng.uniform(0, 1.2, (count, 1)) ** 8 * reach
+    steps = offset + most * rng.choice([0, 1, rng.random()], (count, 16)) + rng.random((count, 1)) / 16
+    x = (steps * 2.0 ** rng.integers(-14, -1 if half else 100, (count, 1))).astype(BITS[half])
+    codec = GroupedCodec(spec, StreamId.K)
+    body = codec.encode(x.view(np.uint16)[:, None], dtype_of(half), count).body
+    twin, _ = reference.quantize_records(x.view(np.uint16), half, **twin_arguments(spec, StreamId.K))
+    assert body.tobytes() == twin
+    wide = x.astype(np.float32)
+    for row in wide:
+        scale, zero = reference.choose_steps(row, False, spec.bits)
+        inverse = np.float32(1) / scale
+        exact = row * inverse - np.float32(zero) / np.float32(reference.PARTS[spec.bits])
+        slack = 0.5 / reference.PARTS[spec.bits] + (0.01 if spec.bits == 8 else 0.001)
+        assert -slack <= exact.min()
+        assert exact.max() <= most + slack
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "want"),
+    [("int8", 128, [-126, -25, 38, 126]), ("int4", 8, [-7, -1, 2, 7]), ("int2", 2, [-1, 0, 0, 1])],
+)
+def test_symmetric_codes_of_the_textbook(name, side, want):
     rows = np.array([-1, -0.2, 0.3, 1], ml_dtypes.bfloat16).view(np.uint16).reshape(1, 1, 4)
-    body = GroupedCodec(CodecSpec.parse("int4/token/g32/sym"), StreamId.K).encode(rows, DtypeId.BFLOAT16, 1).body
-    codes = reference.unpack_token_tiles(body[0, 0, 64:], 16, 16)[0, :4].astype(int)
-    assert (codes - 8).tolist() == [-7, -1, 2, 7]
+    codec = GroupedCodec(CodecSpec.parse(f"{name}/token/g32/sym"), StreamId.K)
+    body = codec.encode(rows, DtypeId.BFLOAT16, 1).body
+    codes = reference.unpack_token_tiles(body[0, 0, 64:], 16, 16, codec.spec.bits)[0, :4].astype(int)
+    assert (codes - side).tolist() == want
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
-@settings(max_examples=10, deadline=None)
-def test_tiles_are_their_twins(tiles, blocks, seed):
-    codes = np.random.default_rng(seed).integers(0, 16, (64 * tiles, 16 * blocks), np.uint8)
-    words, packed = codes.view(np.uint64), np.zeros(codes.size // 8, np.uint32)
-    quantize.pack_token_tiles(words, packed)
-    assert packed.tobytes() == reference.pack_token_tiles(codes)
-    back = np.zeros_like(codes)
-    dequantize.unpack_token_tiles(packed, back.view(np.uint64))
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_tiles_are_their_twins(bits, blocks, columns, seed):
+    codes = np.random.default_rng(seed).integers(0, 2**bits, (64 * blocks, 16 * columns), np.uint8)
+    packed = np.zeros((2, 5 + codes.size * bits // 32), np.uint32)
+    lanes, back = np.zeros(16 * columns, np.uint32), np.zeros_like(codes)
+    tiles.pack_token_tiles(codes.view(np.uint32), bits, packed, 1, 5)
+    assert packed[1, 5:].tobytes() == reference.pack_token_tiles(codes, bits)
+    tiles.unpack_token_tiles(packed, 1, 5, bits, back.view(np.uint32))
     np.testing.assert_array_equal(back, codes)
-    np.testing.assert_array_equal(reference.unpack_token_tiles(packed.view(np.uint8), *codes.shape), codes)
-    quantize.pack_channel_tiles(words, packed)
-    assert packed.tobytes() == reference.pack_channel_tiles(codes)
+    unpacked = reference.unpack_token_tiles(packed[1, 5:].view(np.uint8), *codes.shape, bits)
+    np.testing.assert_array_equal(unpacked, codes)
     back[...] = 0
-    dequantize.unpack_channel_tiles(packed, back)
+    tiles.pack_channel_tiles(codes, bits, lanes, packed, 1, 5)
+    assert packed[1, 5:].tobytes() == reference.pack_channel_tiles(codes, bits)
+    tiles.unpack_channel_tiles(packed, 1, 5, bits, lanes, back)
     np.testing.assert_array_equal(back, codes)
-    np.testing.assert_array_equal(reference.unpack_channel_tiles(packed.view(np.uint8), *codes.shape), codes)
+    unpacked = reference.unpack_channel_tiles(packed[1, 5:].view(np.uint8), *codes.shape, bits)
+    np.testing.assert_array_equal(unpacked, codes)
+    assert not packed[0].any()
+    assert not packed[1, :5].any()
 
 
 def test_every_float16_and_bfloat16_widens_and_narrows():
@@ -180,10 +227,10 @@ def test_every_float16_and_bfloat16_widens_and_narrows():
     for half, exponent in [(False, 0x7F80), (True, 0x7C00)]:
         finite = bits[bits & exponent != exponent].reshape(-1, 1, 1)
         values = np.zeros((len(finite), 1), np.float32)
-        quantize.widen_rows(finite, 0, 0, half, values)
+        floats.widen_rows(finite, 0, len(finite), 0, half, values)
         assert values.tobytes() == reference.widen_rows(finite, half).tobytes()
         back, none = np.zeros_like(finite), np.zeros((0, 0, 0), np.float32)
-        dequantize.store_rows(values, dequantize.FLOAT16 if half else dequantize.BFLOAT16, 0, 0, back, none)
+        floats.store_rows(values, len(values), floats.FLOAT16 if half else floats.BFLOAT16, 0, 0, back, none)
         np.testing.assert_array_equal(back, finite)
 
 
@@ -196,8 +243,8 @@ def test_narrowing_rounds_to_nearest_even(seed):
     values = np.concatenate([ties + np.spacing(ties.astype(np.float16)).astype(np.float32) / 2, -ties * 1.0003])
     values = np.clip(np.concatenate([values, values * np.float32(1e-5)]), -65504, 65504).reshape(-1, 1)
     out, none = np.zeros((len(values), 1, 1), np.uint16), np.zeros((0, 0, 0), np.float32)
-    for form, dtype in [(dequantize.FLOAT16, np.float16), (dequantize.BFLOAT16, ml_dtypes.bfloat16)]:
-        dequantize.store_rows(values, form, 0, 0, out, none)
+    for form, dtype in [(floats.FLOAT16, np.float16), (floats.BFLOAT16, ml_dtypes.bfloat16)]:
+        floats.store_rows(values, len(values), form, 0, 0, out, none)
         assert out.tobytes() == values.astype(dtype).tobytes()
 
 
@@ -240,10 +287,10 @@ USE_KERNELS = """
 import json
 import numpy as np
 from kvcodec.codecs import decode_array, encode_array
-from kvcodec.kernels import dequantize, floats, quantize
+from kvcodec.kernels import dequantize, floats, quantize, steps
 from kvcodec.kernels._jit import find_cache
 for tokens, heads, dim, dtype in [(70, 1, 8, "float16"), (200, 2, 80, "float32"), (64, 3, 128, "float16")]:
-    for spec in ["int4/channel/g64", "int4/token/g32/sym"]:
+    for spec in ["int4/channel/g64", "int8/token/g32/sym", "int2/token/g16"]:
         for stream in "kv":
             x = np.ones((tokens, 2 * heads, dim), dtype)[:, ::2]
             x.flags.writeable = False
@@ -251,7 +298,7 @@ for tokens, heads, dim, dtype in [(70, 1, 8, "float16"), (200, 2, 80, "float32")
             decode_array(e)
             e.full.flags.writeable = False
             decode_array(e, np.array([1, tokens - 1]), np.float32)
-kernels = [quantize.quantize_records, dequantize.dequantize_records, dequantize.find_bad_scale, floats.find_nonfinite]
+kernels = [quantize.quantize_records, dequantize.dequantize_records, steps.find_bad_scale, floats.find_nonfinite]
 print(json.dumps([[len(k.signatures), sum(k.stats.cache_hits.values())] for k in kernels] + [str(find_cache())]))
 """
 

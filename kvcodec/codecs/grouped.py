@@ -1,4 +1,4 @@
-"""Grouped integers: `group` numbers share a scale and a zero. See formats: x = s * (code + z / 16)."""
+"""Grouped integers: `group` numbers share a scale and a zero. See formats: x = s * (code + z / parts)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from numpy.typing import NDArray
 from kvcodec import layout
 from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import dequantize, quantize
+from kvcodec.kernels import dequantize, floats, quantize, steps
 from kvcodec.layout import Axis, DtypeId, HeadSections, StreamId
 from kvcodec.spec import CodecSpec
 
 _LEAST_TOKEN_GROUP = 64
-_FORMS = {DtypeId.BFLOAT16: dequantize.BFLOAT16, DtypeId.FLOAT16: dequantize.FLOAT16}
+_FORMS = {DtypeId.BFLOAT16: floats.BFLOAT16, DtypeId.FLOAT16: floats.FLOAT16}
 
 
 class GroupedCodec:
-    """INT4 with a bfloat16 scale and an int16 zero a group. See `Codec`.
+    """INT8, INT4 or INT2 with a bfloat16 scale and an int16 zero a group. See `Codec`.
 
     |x - decoded| <= 1/2 step, plus the float32 rounding of x / step: at most 2.5e-4 steps where |min| is 2047 steps,
-    1e-6 if symmetric; plus that of the dtype decoded to. Not symmetric, a constant group of 0, of any float16 or of
-    bfloat16 from 2**-123 comes back exactly.
+    2e-3 where it is INT8's 16383, 2**-15 if symmetric; plus that of the dtype decoded to. Not symmetric, a constant
+    group of 0, of any float16 or of bfloat16 from 2**-123 (INT8: 2**-120) comes back exactly.
     """
 
     def __init__(self, spec: CodecSpec, stream: StreamId) -> None:
         self.spec = spec
+        self._grid = steps.GRIDS[spec.bits]
         self.channel_lane = stream == StreamId.V
         self.token_group = _LEAST_TOKEN_GROUP
         if spec.axis == Axis.CHANNEL:
@@ -53,20 +54,21 @@ class GroupedCodec:
         sections = self.sections(tokens, dim)
         body = np.zeros((records, heads, sections.total), np.uint8)
         errors = np.zeros((records, heads), np.uint16)
-        values, codes, lanes = self._allocate_scratch(tokens, dim)
-        keys, steps, sums = np.empty((2, lanes), np.uint16), np.empty((5, lanes), np.float32), np.empty(dim)
+        scratch, lanes = _allocate_scratch(tokens, dim, self.channel_lane)
+        keys, lane_floats, sums = np.empty((2, lanes), np.uint16), np.empty((5, lanes), np.float32), np.empty((2, dim))
         quantize.quantize_records(
             freeze(rows),
             dtype == DtypeId.FLOAT16,
             tokens,
             self.spec.group,
+            self._grid,
             self.spec.axis == Axis.CHANNEL,
             self.spec.symmetric,
             self.channel_lane,
-            body,
+            _view_body(body),
             (sections.scales, sections.zeros),
-            (values, codes, keys, steps, sums),
-            errors,
+            (*scratch, keys, lane_floats, sums),
+            errors.reshape(-1),
         )
         return Encoded(body, errors)
 
@@ -80,17 +82,18 @@ class GroupedCodec:
         shape, none = (len(body) * tokens, body.shape[1], dim), (0, 0, 0)
         halves = np.empty(none if as_float32 else shape, np.uint16)
         full = np.empty(shape if as_float32 else none, np.float32)
-        values, codes, lanes = self._allocate_scratch(tokens, dim)
+        scratch, lanes = _allocate_scratch(tokens, dim, self.channel_lane)
         dequantize.dequantize_records(
-            body,
+            _view_body(body),
             tokens,
             self.spec.group,
+            self._grid,
             self.spec.axis == Axis.CHANNEL,
             self.spec.symmetric,
             self.channel_lane,
             (sections.scales, sections.zeros),
-            (values, codes, np.empty((2, lanes), np.float32)),
-            dequantize.FLOAT32 if as_float32 else _FORMS[dtype],
+            (*scratch, np.empty((2, lanes), np.float32)),
+            floats.FLOAT32 if as_float32 else _FORMS[dtype],
             halves,
             full,
         )
@@ -103,12 +106,28 @@ class GroupedCodec:
     def _check_scales(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
         rows, columns = layout.scale_shape(tokens, dim, self.spec.axis, self.spec.group, self.channel_lane)
         used = dim if self.spec.axis == Axis.CHANNEL else tokens
-        at = int(dequantize.find_bad_scale(body, rows, columns, used))
-        if at >= 0:
-            bits = int(body.reshape(-1)[at : at + 2].view("<u2")[0])
-            raise CorruptRecord(at, f"scale 0x{bits:04x} is not a finite bfloat16 of at least 2**-126")
+        scales, _, _ = _view_body(body)
+        row = int(steps.find_bad_scale(scales, rows, columns, used))
+        if row >= 0:
+            head, first = row // rows, row % rows * columns
+            found = scales[head, first : first + used]
+            column = int(np.argmax((found < steps.LEAST_NORMAL) | (found >= steps.INFINITE)))
+            at = head * body.shape[2] + 2 * (first + column)
+            raise CorruptRecord(at, f"scale 0x{found[column]:04x} is not a finite bfloat16 of at least 2**-126")
 
-    def _allocate_scratch(self, tokens: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.uint8], int]:
-        """One head's values, its padded codes, and the lanes that its groups may have at once."""
-        padded = layout.padded_tokens(tokens, self.channel_lane), layout.align(dim, layout.TILE_LANES)
-        return np.empty((tokens, dim), np.float32), np.zeros(padded, np.uint8), max(padded)
+
+def _allocate_scratch(tokens: int, dim: int, channel_lane: bool) -> tuple[tuple[NDArray[Any], ...], int]:
+    """What both kernels work in, one head at a time, and the lanes that its groups may have at once.
+
+    Values; padded codes, as bytes and as words; a row of tile lanes.
+    """
+    padded = layout.padded_tokens(tokens, channel_lane), layout.align(dim, layout.TILE_LANES)
+    codes = np.zeros(padded, np.uint8)
+    row = np.empty(padded[1], np.uint32)
+    return (np.empty((16, dim), np.float32), codes, codes.view(np.uint32), row), max(padded[1], layout.TILE_LANES)
+
+
+def _view_body(body: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.int16], NDArray[np.uint32]]:
+    """Scales, zeros and tiles of a body, a row each head of each record."""
+    heads = body.reshape(-1, body.shape[2])
+    return heads.view(np.uint16), heads.view(np.int16), heads.view(np.uint32)

@@ -78,6 +78,7 @@ def jit(function: _F) -> _F:
     """Compile a kernel on first use: without the GIL, without fastmath, division by zero as IEEE 754 has it."""
     if _config.DISABLE_JIT:
         return _silence(function)
-    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+    options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # C never calls a kernel
+    dispatcher = numba.njit(**options)(function)
     _enable_cache(dispatcher)
     return cast(_F, dispatcher)

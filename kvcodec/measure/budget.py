@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec, codes_rows
 from kvcodec.errors import SpecError
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.spec import CodecSpec
@@ -105,7 +106,11 @@ def stream_bytes(stream: StreamShape, tokens: int, spec: CodecSpec, residual: in
     groups = (leaving - sinks) // codec.token_group
     grouped = groups * codec.token_group
     size = groups * heads * codec.sections(codec.token_group, stream.dim).total
-    raw = (tokens - sinks - grouped) * row_bytes
+    rest = tokens - sinks - grouped
+    if residual == 0 and codes_rows(spec):  # each row is coded as it comes, and its codes wait for the group
+        size += rest * heads * RowCodec(spec, stream.id).row_bytes(stream.dim)
+        grouped, rest = grouped + rest, 0
+    raw = rest * row_bytes
     if sinks:
         raw += heads * codec_for(_RAW, stream.id).sections(sinks, stream.dim).total
     if spec == _RAW:

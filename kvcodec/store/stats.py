@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
-from kvcodec.layout import SPARE_BYTES, Kind
+from kvcodec.layout import SPARE_BYTES, CodecId, Kind
 from kvcodec.log.frame import host_bytes
 from kvcodec.store.index import row_bytes
 
@@ -138,7 +138,11 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
         raw16 += (tokens - held) * stream.row_bytes
         for extent in extents.covering(held, tokens):
             if extent.coded.step is not None:
-                payload += (extent.end - extent.first) * stream.heads * row_bytes(extent.coded.step, stream)
+                rows = (extent.end - extent.first) * stream.heads
+                payload += rows * row_bytes(extent.coded.step, stream)
+                if extent.coded.step.codec != CodecId.RAW:
+                    coded += rows * row_bytes(extent.coded.step, stream)
+                    numbers += rows * stream.dim
                 continue
             size, raw = 0, False
             for part in extent.coded.parts:

@@ -53,7 +53,7 @@ class Store:
         try:
             self._load(recovery, resume=resume)
         except FormatError:
-            if not resume:
+            if not self._trusted:
                 raise
             self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
         if writable:
@@ -63,7 +63,9 @@ class Store:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
         self._located: list[Located] = []
-        self._enter([*load_sidecar(self.path, self.log, resume=resume), *self.log.poll()])
+        trusted = load_sidecar(self.path, self.log, resume=resume)
+        self._trusted = bool(trusted)
+        self._enter([*trusted, *self.log.poll()])
 
     # -- opening and closing -----------------------------------------------------------------------------------
 
