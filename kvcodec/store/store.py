@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kvcodec.codecs.rows import RowCodec
-from kvcodec.errors import FormatError, IdentityMismatch, SpecError, StoreClosed, UnknownSequence
+from kvcodec.errors import FormatError, SpecError, StoreClosed, UnknownSequence
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FRAME_OVERHEAD, CodecId, StreamId
@@ -22,6 +22,7 @@ from kvcodec.log.sidecar import load_sidecar, sidecar_path, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import Coding, Wish, read_spec_file
+from kvcodec.store.identity import mismatch
 from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
 from kvcodec.store.policy import SequenceInfo, check_name
@@ -89,7 +90,7 @@ class Store:
                 raise SpecError(f"{self.path} holds no model yet: pass model=")
             records.append(model.record())
         elif model is not None and model.hash not in self.index.models:
-            raise IdentityMismatch(f"{self.path} belongs to {self.model.describe()}, not to {model.describe()}")
+            raise mismatch(self.path, self.model, model)
         own = model or self.model
         policy = coding.policy(own, self.index.default)
         if policy != self.index.default:
@@ -281,7 +282,7 @@ def open_store(
         store.durable_steps, store.journal = durability == "step", journal
         if mode == "r":
             if model is not None and store.index.models and model.hash not in store.index.models:
-                raise IdentityMismatch(f"{path} belongs to {store.model.describe()}, not to {model.describe()}")
+                raise mismatch(path, store.model, model)
         else:
             store.begin(model, coding)
             if mode == "w":
