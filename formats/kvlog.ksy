@@ -20,7 +20,8 @@ doc: |
   - Whole numbers of 64 bits are assumed. `salted` needs 64 bits without a sign once a generation exceeds 2^31.
   - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
     can tell. Everything above them is lenient.
-  - Rows of a STEP record are split by the shapes of the sequence's model, which stand in another record.
+  - Rows of a STEP record are split by the shapes of the sequence's model, which stand in another record: `step_rows`
+    are one list, and coded rows bytes, to be parsed as `coded_row`.
 doc-ref:
   - formats/README.md
   - formats/device.md
@@ -887,10 +888,15 @@ types:
           expr: 'codec == codec_id::raw ? _ == 0 : _ >= 16 and _ <= 4096 and _ % 16 == 0'
       - id: reserved
         type: zeros(4)
+    instances:
+      is_symmetric:
+        value: (flags & 1) != 0
 
   step_body:
-    doc: Another layout of the rows is one more case here.
-    doc-ref: formats/raw.md#step
+    doc: Coded rows are left as bytes, of which a user makes one `coded_row` after the other.
+    doc-ref:
+      - formats/raw.md#step
+      - formats/rows.md
     params:
       - id: shape
         type: step_fields
@@ -914,27 +920,62 @@ types:
 
   coded_row:
     doc: |
-      One head of one token in a STEP record whose codec is one of grouped integers. Where it begins follows from the
-      dims of the model, so nothing here refers to it: a user makes one of a row's bytes.
+      One head of one token in a STEP record whose codec is one of grouped integers; the next one follows at once, in
+      the order that `step_rows` has. How many channels it has stands in the MODEL record, so nothing here refers to
+      it: a user makes these, one after the other, of the bytes of `step_body.rows`.
     doc-ref: formats/rows.md#a-row
     params:
       - id: shape
         type: step_fields
       - id: dim
         type: u2
-      - id: bits
-        type: u1
     seq:
       - id: scales
         type: u2
         repeat: expr
-        repeat-expr: (dim + shape.group - 1) / shape.group
+        repeat-expr: groups
+        doc: Bits of bfloat16, the upper half of a binary32.
       - id: zeros
         type: s2
         repeat: expr
-        repeat-expr: 'shape.flags & 1 != 0 ? 0 : (dim + shape.group - 1) / shape.group'
+        repeat-expr: 'shape.is_symmetric ? 0 : groups'
+        doc: In parts of a step.
       - id: codes
-        size: (dim + 15) / 16 * 16 * bits / 8
+        type: u1
+        repeat: expr
+        repeat-expr: (dim + 15) / 16 * 16 * bits / 8
+        doc: The first one of a byte in the lowest bits.
+    instances:
+      bits:
+        value: 'shape.codec == codec_id::int8 ? 8 : shape.codec == codec_id::int4 ? 4 : 2'
+        doc: Of a code.
+      parts:
+        value: 'bits == 8 ? 2 : 16'
+        doc: Of a step, which zeros are counted in.
+      groups:
+        value: (dim + shape.group - 1) / shape.group
+      channels:
+        pos: 0
+        size: 0
+        type: channel(_index)
+        repeat: expr
+        repeat-expr: dim
+        doc: The same once more by channel, without padding. A number is scale * (code + zero / parts).
+    types:
+      channel:
+        params:
+          - id: number
+            type: u2
+        instances:
+          code:
+            value: >-
+              (_parent.codes[number * _parent.bits / 8] >> (number * _parent.bits % 8)) & ((1 << _parent.bits) - 1)
+          scale:
+            value: _parent.scales[number / _parent.shape.group]
+          zero:
+            value: >-
+              _parent.shape.is_symmetric
+              ? -_parent.parts * (1 << (_parent.bits - 1)) : _parent.zeros[number / _parent.shape.group]
 
   drop_fields:
     doc-ref: formats/record.md#drop
@@ -1031,7 +1072,7 @@ enums:
     2: v
     3: c
     4: kr
-  codec_id:  # those that version 0 knows: the others of the table are refused
+  codec_id:
     1: raw
     2: int8
     3: int4

@@ -23,6 +23,7 @@ NO_FRAME = 0xFFFF
 BLOCK_MAGIC = 0x4B4C424B  # "KBLK"
 FRAME_MAGIC = 0x4B46524D  # "MRFK", before the salt
 SIDECAR_MAGIC = b"\x89KVIDX\r\n"
+COUNTER_LIMIT = 1 << 62  # of generations, frame numbers, lsns, ids and byte counts: none can ever wrap
 TILE_LANES = 16
 TILE_ROW = 64
 CHANNEL_LANE_TOKENS = 64

@@ -21,7 +21,7 @@ from kvcodec.spec import CodecSpec
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import read_model
 from kvcodec.store.policy import read_sequence
-from tools import make_golden
+from tools.golden.example import example_model, example_records, example_rows
 
 FORMATS = Path(__file__).resolve().parent.parent / "formats"
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -280,7 +280,7 @@ def test_frame_example_is_parsed_and_built_again(device):
     whole = np.frombuffer(bytes(offset) + data, np.uint8)
     read = frames.read_frame(whole, offset, generation=1, uuid=device.uuid, base=0)
     [(place, header)] = read.records
-    record = make_golden.example_records()[3]
+    record = example_records()[3]
     sealed = frames.seal_record(record, int(header["lsn"]))
     assert place == offset + layout.FRAME_HEADER.itemsize
     assert header.tobytes() == sealed
@@ -293,7 +293,7 @@ def test_frame_example_is_parsed_and_built_again(device):
 
 @pytest.mark.parametrize(("name", "number"), [("group-k", 0), ("group-v", 1), ("group-raw", 2), ("drop", 4)])
 def test_record_example_is_built_again(name, number):
-    record = make_golden.example_records()[number]
+    record = example_records()[number]
     data = EXAMPLES[name][2]
     lsn = int(struct_of(name, layout.RECORD_HEADER)["lsn"])
     assert frames.seal_record(record, lsn) + bytes(record.body) == data
@@ -304,7 +304,7 @@ def test_record_example_is_built_again(name, number):
     ("name", "spec", "row"), [("group-k", "int4/channel/g16", 0), ("group-v", "int4/token/g16/sym", 1)]
 )
 def test_group_example_decodes_to_the_rows(name, spec, row):
-    rows = make_golden.example_rows()[row]
+    rows = example_rows()[row]
     data = EXAMPLES[name][2]
     header = struct_of(name, layout.GROUP_HEADER)
     codec = codec_for(spec, StreamId(int(header["stream"])))
@@ -320,14 +320,14 @@ def test_group_example_decodes_to_the_rows(name, spec, row):
 
 def test_raw_example_holds_the_rows():
     data = EXAMPLES["group-raw"][2]
-    assert data[192 : 192 + 64] == make_golden.example_rows()[0][:2].tobytes()
+    assert data[192 : 192 + 64] == example_rows()[0][:2].tobytes()
 
 
 def test_model_and_sequence_examples():
     data = np.frombuffer(EXAMPLES["model"][2], np.uint8)
     header = frames.read_record_header(data, 0, 0)
     model = read_model(header, data[96:], 0)
-    assert model == make_golden.example_model()
+    assert model == example_model()
     record = model.record()
     assert frames.seal_record(record, int(header["lsn"])) + bytes(record.body) == data.tobytes()
     data = np.frombuffer(EXAMPLES["sequence"][2], np.uint8)

@@ -9,13 +9,15 @@ import pytest
 import kvcodec
 from kvcodec.errors import FormatError, KvcodecError
 from kvcodec.log.recover import Recovery
-from tools import make_golden
+from tools.golden.catalogue import CASES, REJECTED
+from tools.golden.index import make_case, read_all, read_modes, write_golden
+from tools.golden.whole import fill
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 INDEX = json.loads((GOLDEN / "index.json").read_text(encoding="utf-8"))
 GOOD = [entry for entry in INDEX if "error" not in entry]
 BAD = [entry for entry in INDEX if "error" in entry]
-FORGED = [case for case in make_golden.BAD if not case.frozen]
+FORGED = [case for case in REJECTED if not case.frozen]
 KNOWN: set[str] = set()
 
 
@@ -33,7 +35,7 @@ def params(cases):
 def fresh(tmp_path_factory):
     """A directory in which the generator has just written everything."""
     directory = tmp_path_factory.mktemp("golden")
-    make_golden.write_golden(directory)
+    write_golden(directory)
     return directory
 
 
@@ -41,7 +43,7 @@ def test_index_names_every_file():
     files = {e["name"] for e in INDEX} | {e["name"] + ".idx" for e in INDEX if "sidecar" in e} | {"index.json"}
     assert {path.name for path in GOLDEN.iterdir()} == files
     assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 1_200_000
-    cases = [case for case in make_golden.GOOD + make_golden.BAD if case.frozen]
+    cases = [case for case in CASES if case.frozen]
     assert [e["name"] for e in INDEX] == [f"{case.name}.kvlog" for case in cases]
 
 
@@ -67,7 +69,7 @@ def test_the_generator_writes_the_same_index(fresh):
 
 @pytest.mark.parametrize("entry", GOOD, ids=by_name)
 def test_a_good_log_reads_as_recorded(entry):
-    assert make_golden.read_all(GOLDEN / entry["name"]) == entry["sequences"]
+    assert read_all(GOLDEN / entry["name"]) == entry["sequences"]
 
 
 @pytest.mark.parametrize("entry", GOOD, ids=by_name)
@@ -77,21 +79,21 @@ def test_a_good_log_can_be_appended_to(entry, tmp_path):
     lengths = {name: read["tokens"] for name, read in entry["sequences"].items()}
     with kvcodec.open(path, "a") as store:
         for sequence in store:
-            make_golden.fill(sequence, len(sequence), 3, 9)
-    after = make_golden.read_all(path, "absolute")
+            fill(sequence, len(sequence), 3, 9)
+    after = read_all(path, "absolute")
     assert {name: read["tokens"] for name, read in after.items()} == {n: t + 3 for n, t in lengths.items()}
 
 
 @pytest.mark.parametrize("entry", [e for e in INDEX if "modes" in e], ids=by_name)
 def test_recovery_modes_do_as_recorded(entry):
     assert set(entry["modes"]) == set(Recovery)
-    assert make_golden.read_modes(GOLDEN / entry["name"]) == entry["modes"]
+    assert read_modes(GOLDEN / entry["name"]) == entry["modes"]
 
 
 def assert_rejected(path, error, at):
     """The log raises exactly the named error, at opening or at reading, which names a byte or the file."""
     with pytest.raises(KvcodecError) as raised:
-        make_golden.read_all(path)
+        read_all(path)
     assert type(raised.value).__name__ == error
     assert isinstance(raised.value, FormatError)
     assert "at byte " in str(raised.value) or path.name in str(raised.value)
@@ -109,13 +111,13 @@ def test_a_bad_log_is_rejected_by_name(entry):
 
 @pytest.mark.parametrize("case", params(FORGED))
 def test_a_forged_log_is_rejected_by_name(case, tmp_path):
-    assert_rejected(make_golden.make_case(case, tmp_path), case.error, case.at)
+    assert_rejected(make_case(case, tmp_path), case.error, case.at)
 
 
-@pytest.mark.parametrize("case", params(make_golden.GOOD + make_golden.BAD))
+@pytest.mark.parametrize("case", params(CASES))
 def test_a_writer_opens_what_a_reader_opens(case, tmp_path):
     """Opening for appending is no way around a rejection."""
-    path = make_golden.make_case(case, tmp_path)
+    path = make_case(case, tmp_path)
     if case.error and case.at == "open":
         before = path.read_bytes()
         with pytest.raises(FormatError):

@@ -9,7 +9,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import BLOCK_HEADER, BLOCK_MAGIC
+from kvcodec.layout import BLOCK_HEADER, BLOCK_MAGIC, COUNTER_LIMIT
 
 _COUNTED = {"programmed": "programmed_bytes", "framed": "framed_bytes", "host": "host_bytes"}
 
@@ -52,5 +52,7 @@ def decode_header(raw: Bytes, at: int) -> Block:
         raise CorruptRecord(at, "block header: magic or checksum")
     if any(header["reserved"].tobytes()):
         raise CorruptRecord(at, "block header: a reserved field is set")
+    if max(int(header[field]) for field in ("generation", "erase_count", *_COUNTED.values())) >= COUNTER_LIMIT:
+        raise CorruptRecord(at, "block header: a count out of range")
     before = Counters(**{name: int(header[field]) for name, field in _COUNTED.items()})
     return Block(int(header["block"]), int(header["generation"]), int(header["erase_count"]), before)

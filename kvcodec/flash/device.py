@@ -54,20 +54,30 @@ class Device:
         self._failed = False
 
     @classmethod
-    def create(
-        cls, path: Path, geometry: Geometry, *, blocks: int, overwrite: bool = False, uuid: bytes = b""
-    ) -> Device:
-        """A new device under `path`; the file appears there whole, or not at all."""
+    def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
+        """A new device under a name of its own beside `path`, until it is published or discarded."""
         superblock = Superblock(uuid or os.urandom(16), geometry, blocks)
         image = Image.create(path)
         try:
             image.write(0, superblock.encode())
             image.sync()
-            image.publish(path, overwrite=overwrite)
         except BaseException:
             image.discard()
             raise
         return cls(image, superblock)
+
+    @classmethod
+    def create(
+        cls, path: Path, geometry: Geometry, *, blocks: int, overwrite: bool = False, uuid: bytes = b""
+    ) -> Device:
+        """A new device under `path`; the file appears there whole, or not at all."""
+        device = cls.make(path, geometry, blocks=blocks, uuid=uuid)
+        try:
+            device.image.publish(path, overwrite=overwrite)
+        except BaseException:
+            device.image.discard()
+            raise
+        return device
 
     @classmethod
     def open(cls, path: Path, *, writable: bool = False) -> Device:
@@ -152,9 +162,11 @@ class Device:
     def generations(self) -> npt.NDArray[np.uint64]:
         """Generation of every block that the file reaches into, unchecked; 0 for an erased one. One cheap look."""
         raw = self.image.view(_FIRST_BLOCK, self.present_blocks() * self.geometry.stride)
-        first, second = self._generations_at(raw, 0), self._generations_at(raw, 1)
-        first[: len(second)] = np.where(first[: len(second)] == 0, second, first[: len(second)])
-        return first
+        out, second = self._generations_at(raw, 0), self._generations_at(raw, 1)
+        out[: len(second)] = np.where(out[: len(second)] == 0, second, out[: len(second)])
+        for number in np.flatnonzero(out == 0).tolist():  # erased, or its first slots were lost
+            out[number] = self.slots(number)["generation"].max(initial=0)
+        return out
 
     def _generations_at(self, raw: Bytes, unit: int) -> npt.NDArray[np.uint64]:
         stride, at = self.geometry.stride, unit * SPARE_BYTES

@@ -9,6 +9,7 @@ import fcntl
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,20 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
             raise OSError(code, os.strerror(code))
 
 
+@contextlib.contextmanager
+def device_errors(path: Path, doing: str) -> Iterator[None]:
+    """What the system refuses becomes a DeviceError; that a file is missing or forbidden stays what it is."""
+    try:
+        yield
+    except (DeviceError, FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise BadMagic(f"{path} is not a regular file") from None
+        kind = NoSpace if error.errno in _FULL else DeviceError
+        raise kind(error.errno, f"{doing}: {error.strerror}", str(path)) from error
+
+
 def sync_directory(path: Path) -> None:
     """Make a create, link or rename in `path`'s directory durable."""
     fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -51,34 +66,39 @@ class Image:
         self._pid = os.getpid()
         self._map: Bytes = np.empty(0, np.uint8)
         self._reserved = (0, 0)
+        self.published = True
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Image:
-        """Open a regular file; a writer takes the lock. Raises BadMagic, DeviceBusy, DeviceError."""
+        """Open a regular file; a writer takes the lock. Raises BadMagic, DeviceBusy, DeviceError, FileNotFoundError."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            fd = os.open(path, flags)
-        except OSError as error:
-            if error.errno in (errno.EISDIR, errno.ENXIO):
-                raise BadMagic(f"{path} is not a regular file") from None
-            raise
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise BadMagic(f"{path} is not a regular file")
+        while True:
+            with device_errors(path, "open"):
+                fd = os.open(path, flags)
             image = cls(fd, path, writable=writable)
-            if writable:
-                image.lock()
-        except BaseException:
-            os.close(fd)
-            raise
-        return image
+            try:
+                with device_errors(path, "open"):
+                    held = os.fstat(fd)
+                    if not stat.S_ISREG(held.st_mode):
+                        raise BadMagic(f"{path} is not a regular file")
+                    if not writable:
+                        return image
+                    image.lock()
+                    if os.path.samestat(held, os.stat(path)):
+                        return image
+            except BaseException:
+                image.close()
+                raise
+            image.close()  # the file was replaced before it was locked: what is written to it now would be lost
 
     @classmethod
     def create(cls, path: Path) -> Image:
         """A new, empty, locked file under a name of its own beside `path`; see `publish`."""
         name = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.new")
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with device_errors(path, "create"):
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         image = cls(fd, name, writable=True)
+        image.published = False
         try:
             image.lock()
         except BaseException:
@@ -93,25 +113,35 @@ class Image:
             raise DeviceBusy(f"{self.path} is being written by another process") from None
 
     def publish(self, path: Path, *, overwrite: bool) -> None:
-        """Give the synced file its name in one step, so that no half-made log is ever seen under it."""
-        if overwrite:
+        """Give the synced file its name in one step, so that no half-made log is ever seen under it.
+
+        Raises LogExists without `overwrite`, DeviceBusy if a writer holds the file that would be replaced.
+        """
+        with contextlib.ExitStack() as stack, device_errors(path, "publish"):
+            if overwrite:
+                with contextlib.suppress(FileNotFoundError):
+                    stack.callback(Image.open(path, writable=True).close)  # its lock is held until it is replaced
+                os.rename(self.path, path)
+            else:
+                try:
+                    os.link(self.path, path)
+                except FileExistsError:
+                    raise LogExists(
+                        errno.EEXIST, "exists already; ask for overwrite to replace it", str(path)
+                    ) from None
+            made, self.path, self.published = self.path, path, True
             with contextlib.suppress(FileNotFoundError):
-                Image.open(path, writable=True).close()  # refuses to replace a log under a writer
-            os.rename(self.path, path)
-        else:
-            try:
-                os.link(self.path, path)
-            except FileExistsError:
-                raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path)) from None
-            os.unlink(self.path)
-        self.path = path
-        sync_directory(path)
+                os.unlink(made)
+            sync_directory(path)
 
     def discard(self) -> None:
-        """Close and remove a file that was never published."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-        self.close()
+        """Close, and remove a file that was never published."""
+        try:
+            if not self.published:
+                with contextlib.suppress(FileNotFoundError), device_errors(self.path, "remove"):
+                    os.unlink(self.path)
+        finally:
+            self.close()
 
     def fd(self) -> int:
         """The descriptor; refuses use after close and after fork."""
@@ -123,7 +153,9 @@ class Image:
 
     @property
     def size(self) -> int:
-        return os.fstat(self.fd()).st_size
+        fd = self.fd()
+        with device_errors(self.path, "size"):
+            return os.fstat(fd).st_size
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` bytes from `offset`, as many of them as the file has, without a copy.
@@ -135,7 +167,8 @@ class Image:
         if size < self._map.size:
             raise TruncatedLog(f"{self.path} shrank from {self._map.size} to {size} bytes while it was open")
         if offset + length > self._map.size and size > self._map.size:
-            self._map = np.frombuffer(mmap.mmap(self.fd(), size, access=mmap.ACCESS_READ), np.uint8)
+            with device_errors(self.path, "map"):
+                self._map = np.frombuffer(mmap.mmap(self.fd(), size, access=mmap.ACCESS_READ), np.uint8)
         return self._map[offset : offset + length]
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -149,6 +182,8 @@ class Image:
             except OSError as error:
                 kind = NoSpace if error.errno in _FULL else DeviceError
                 raise kind(error.errno, f"write at byte {offset}: {error.strerror}", str(self.path)) from error
+            if not done:
+                raise DeviceError(errno.EIO, f"write at byte {offset}: nothing was written", str(self.path))
             left, offset = left[done:], offset + done
 
     def reserve(self, start: int, end: int) -> None:
@@ -197,4 +232,10 @@ class Image:
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, os.fstat(fd).st_size)  # the size stays; blocks reserved beyond it go
+        if self.writable and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
+        if self.writable and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
         os.close(fd)

@@ -17,6 +17,7 @@ from kvcodec.errors import CorruptRecord, UnsupportedVersion
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import (
+    COUNTER_LIMIT,
     FORMAT_VERSION,
     FRAME_HEADER,
     FRAME_OVERHEAD,
@@ -93,6 +94,14 @@ def host_bytes(header: np.void) -> int:
     return int(header["body_bytes"]) if kind == Kind.STEP else 0
 
 
+def implied_drop(lsn: int) -> np.void:
+    """Header of a DROP of no sequence: a writer began anew where frames are lost, so that every sequence is at most as
+    long as its records up to `lsn` make it.
+    """
+    header: np.void = new_record(Kind.DROP, b"", lsn=lsn).header.reshape(1)[0]
+    return header
+
+
 def place_record(position: int, kind: int) -> int:
     """Where in the block a record of `kind` begins if it comes after byte `position`."""
     return align(position, RECORD_ALIGNMENT.get(kind, LOOSE_ALIGNMENT))
@@ -144,7 +153,7 @@ def build_frame(
     h["header_crc"] = crc32c(h.tobytes()[:-_CRC_FIELD], seed)
     trailer = np.frombuffer(out, FRAME_TRAILER, 1, end - FRAME_TRAILER.itemsize)[0]
     trailer["length"] = end
-    crc = crc32c(np.frombuffer(out, np.uint8)[:-_CRC_FIELD], seed)
+    crc = crc32c(np.frombuffer(out, np.uint8)[FRAME_HEADER.itemsize : -_CRC_FIELD], int(h["header_crc"]))
     trailer["crc"] = crc
     return out, places, crc
 
@@ -184,11 +193,18 @@ def read_frame(data: Bytes, offset: int, *, generation: int, uuid: bytes, base: 
     body = data[offset : offset + length]
     trailer = body[-FRAME_TRAILER.itemsize :].view(FRAME_TRAILER)[0]
     crc = int(trailer["crc"])
-    if int(trailer["length"]) != length or crc != crc32c(body[:-_CRC_FIELD], seed):
+    # a CRC that runs over data and then over its own CRC is a constant: the trailing one goes on from the header's
+    if int(trailer["length"]) != length or crc != crc32c(
+        body[FRAME_HEADER.itemsize : -_CRC_FIELD], int(h["header_crc"])
+    ):
         raise Flaw("frame checksum")
     if int(h["version"]) != FORMAT_VERSION or int(h["flags"]) or int(h["reserved"]):
         raise UnsupportedVersion(f"at byte {base + offset}: frame version {int(h['version'])} or a reserved field")
     ident = FrameId(*(int(h[f]) for f in ("number", "durable", "session", "session_start", "previous")))
+    if not (ident.durable < ident.number < COUNTER_LIMIT and 1 <= ident.session_start <= ident.number):
+        raise CorruptRecord(
+            base + offset, f"frame {ident.number}: durable {ident.durable}, session {ident.session_start}"
+        )
     end = offset + length
     if int(h["type"]) != FrameType.DATA:
         if not int(h["type"]) & _SKIPPABLE:
@@ -231,6 +247,7 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
     want(size >= RECORD_HEADER.itemsize, "record header length")
     want(at + size + int(head["body_bytes"]) <= data.size, "a record is longer than its frame")
     want(int(head["header_crc"]) == crc32c(data[at + _CRC_FIELD : at + size]), "record header checksum")
+    want(int(head["lsn"]) < COUNTER_LIMIT and int(head["sequence"]) < COUNTER_LIMIT, "lsn or sequence out of range")
     dtype = HEADERS.get(kind)
     if int(head["version"]) != FORMAT_VERSION:
         raise UnsupportedVersion(f"at byte {base + at}: record version {int(head['version'])}")
@@ -244,5 +261,6 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
     if any(data[at + first : at + end].any() for first, end in _RESERVED.get(kind, ())):
         raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
     want(kind != Kind.DROP or not int(head["body_bytes"]), "a DROP record with a body")
+    want(kind != Kind.DROP or int(head["sequence"]) > 0, "a DROP record without a sequence")
     want(kind != Kind.MODEL or not int(head["sequence"]), "a MODEL record with a sequence")
     return header

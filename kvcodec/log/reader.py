@@ -20,7 +20,7 @@ from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import NO_FRAME, RECORD_HEADER
 from kvcodec.log.blocks import BlockOrder
-from kvcodec.log.frame import Flaw, Frame, host_bytes, read_frame, read_record_header
+from kvcodec.log.frame import Flaw, Frame, host_bytes, implied_drop, read_frame, read_record_header
 from kvcodec.log.recover import BadRange, Found, Recovery, Report, alive
 
 
@@ -30,6 +30,9 @@ class Place(NamedTuple):
     generation: int
     block: int
     offset: int
+
+
+NOWHERE = Place(0, 0, 0)  # of what a reader concludes without a record
 
 
 class Located(NamedTuple):
@@ -48,6 +51,7 @@ class Cursor:
     number: int = 0
     crc: int = 0
     durable: int = 0
+    session: int = 0
 
 
 class Pending(Protocol):
@@ -69,8 +73,8 @@ class Log:
         self.lsn = 0
         self.pending: Pending | None = None
         self.known_durable = 0  # a frame number that the sidecar vouches for
-        self.stopped = False
-        self._blocks = BlockOrder(device)
+        self.stopped = self._skipped = False
+        self.blocks = BlockOrder(device)
 
     # -- walking -----------------------------------------------------------------------------------------------
 
@@ -83,10 +87,18 @@ class Log:
         while not self.stopped and (frame := self._next_frame()) is not None:
             block = self.cursor.block
             assert block is not None
+            if self._skipped and frame.id.session != self.cursor.session:
+                out.append(Located(NOWHERE, implied_drop(self.lsn)))
+            self._skipped = False
             out += (Located(Place(block.generation, block.number, at), header) for at, header in frame.records)
             self._count(frame)
             self.cursor = Cursor(
-                block, frame.end, frame.id.number, frame.crc, max(self.cursor.durable, frame.id.durable)
+                block,
+                frame.end,
+                frame.id.number,
+                frame.crc,
+                max(self.cursor.durable, frame.id.durable),
+                frame.id.session,
             )
         return out
 
@@ -131,9 +143,12 @@ class Log:
                 self._skip_padding(block)
                 if self._programmed_from(block, self.cursor.offset // self._unit):
                     return False
-            following = self._blocks.following(block)
-            if following is None or not self._programmed_from(following, 1):
+            following = self.blocks.following(block)
+            if following is None:
                 return True
+            if not self._programmed_from(following, 1):
+                later = (b for b in self.blocks.in_use() if b.generation > following.generation)
+                return not any(self._programmed_from(b, 1) for b in later)
             if block is not None and not self._first_continues(following):
                 return False
             self._enter(following, self._unit)
@@ -223,13 +238,14 @@ class Log:
         if block is None or frame is None:
             self.stopped = True
             return None
+        self._skipped = True
         self._enter(block, offset)
         return frame
 
     def _later_frames(self) -> Iterator[Found]:
         """Good frames beyond the cursor that the spare slots point at, in log order."""
         here = self.cursor.block
-        for block in self._blocks.in_use():
+        for block in self.blocks.in_use():
             if here is not None and block.generation < here.generation:
                 continue
             firsts = self.device.slots(block.number)["first_frame"]

@@ -64,12 +64,15 @@ def alive(later: Sequence[Found], number: int) -> list[Found]:
 
     later: good frames beyond the bad place, in log order.
     """
-    return [
-        found
-        for i, found in enumerate(later)
-        if found.frame.id.number > number
-        and not any(
-            other.frame.id.session != found.frame.id.session and other.frame.id.session_start <= found.frame.id.number
-            for other in later[i + 1 :]
-        )
-    ]
+    kept: list[Found] = []
+    least: list[tuple[int, int]] = []  # the two earliest (session_start, session) behind here, of different sessions
+    for found in reversed(later):
+        own = found.frame.id
+        renewed = any(session != own.session and start <= own.number for start, session in least)
+        if own.number > number and not renewed:
+            kept.append(found)
+        if (own.session_start, own.session) not in least:
+            others = [pair for pair in least if pair[1] != own.session]
+            mine = [pair for pair in least if pair[1] == own.session]
+            least = sorted([*others, min([*mine, (own.session_start, own.session)])])[:2]
+    return kept[::-1]

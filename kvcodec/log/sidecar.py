@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.block import Counters
@@ -27,8 +28,6 @@ from kvcodec.layout import (
     SIDECAR_MAGIC,
 )
 from kvcodec.log.reader import Cursor, Located, Log, Place
-
-_MAX_BYTES = 1 << 32
 
 
 def sidecar_path(path: Path) -> Path:
@@ -78,19 +77,12 @@ def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:
     unreadable, foreign or outdated sidecar is no error: the log is then read from its start.
     """
     try:
-        raw = np.frombuffer(_read_file(sidecar_path(path)), np.uint8)
+        found = _read_verified(sidecar_path(path), log)
     except OSError:
         return []
-    if raw.size < SIDECAR.itemsize:
+    if found is None:
         return []
-    head, body = raw[: SIDECAR.itemsize].view(SIDECAR)[0], raw[SIDECAR.itemsize :]
-    known = head["magic"] == SIDECAR_MAGIC and int(head["version"]) == FORMAT_VERSION
-    known &= not any(head["reserved"].tobytes())
-    whole = int(head["records"]) * SIDECAR_ENTRY.itemsize == body.size
-    if not (known and whole) or int(head["crc"]) != crc32c(raw[: SIDECAR.itemsize - 4]):
-        return []
-    if head["uuid"].tobytes() != log.device.uuid or int(head["body_crc"]) != crc32c(body):
-        return []
+    head, body = found
     log.known_durable = int(head["durable"])
     if not resume or not _set_end(head, log):
         return []
@@ -100,10 +92,26 @@ def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:
     ]
 
 
-def _read_file(path: Path) -> bytes:
-    if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-        return b""
-    return path.read_bytes()
+def _read_verified(path: Path, log: Log) -> tuple[np.void, npt.NDArray[np.uint8]] | None:
+    """Header and entries of a sidecar of this log whose checksums hold; its size is checked before it is read."""
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        raw = np.frombuffer(file.read(SIDECAR.itemsize), np.uint8)
+        if raw.size < SIDECAR.itemsize:
+            return None
+        head = raw.view(SIDECAR)[0]
+        known = head["magic"] == SIDECAR_MAGIC and int(head["version"]) == FORMAT_VERSION
+        if not known or any(head["reserved"].tobytes()) or int(head["crc"]) != crc32c(raw[:-4]):
+            return None
+        size = int(head["records"]) * SIDECAR_ENTRY.itemsize
+        smallest = int(head["records"]) * RECORD_HEADER.itemsize
+        if path.stat().st_size != SIDECAR.itemsize + size or smallest > log.device.image.size:
+            return None
+        body = np.frombuffer(file.read(size), np.uint8)
+    if head["uuid"].tobytes() != log.device.uuid or body.size != size or int(head["body_crc"]) != crc32c(body):
+        return None
+    return head, body
 
 
 def _set_end(head: np.void, log: Log) -> bool:

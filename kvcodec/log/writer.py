@@ -39,7 +39,8 @@ class LogWriter:
         self._session = int.from_bytes(os.urandom(4), "little") or 1
         self._session_start = self._number + 1
         self._block = log.cursor.block
-        self._generation = int(device.generations().max(initial=0))
+        self._generation = max((b.generation for b in log.blocks.in_use()), default=0)
+        self._programmed_before = log.totals.programmed  # when the open block was opened
         self._tail = bytearray()  # bytes of frames in the unit that is not full yet
         self._starts: list[int] = []  # offsets in the block of the frames that begin in `_tail`
         self._failed = False
@@ -60,7 +61,7 @@ class LogWriter:
     def _take_up(self, log: Log) -> int:
         """Byte of the open block from which on it is erased."""
         device, block = self.device, log.cursor.block
-        in_use = {b.number: b for b in map(device.block, np.flatnonzero(device.generations()).tolist()) if b}
+        in_use = {b.number: b for b in log.blocks.in_use()}
         accepted = {n: b for n, b in in_use.items() if block and b.generation <= block.generation}
         next_unit = 0
         if block is not None:
@@ -131,10 +132,8 @@ class LogWriter:
 
     def end(self) -> LogEnd:
         """Where the log ends, as of the last sync."""
-        totals = self.device.counters
-        before = self._unit_start - self._unit if self._block else 0
         cursor = Cursor(self._block, self._frame_end, self._number, self._crc, self.durable)
-        counted = replace(totals, programmed=totals.programmed - self._unit - before) if self._block else totals
+        counted = replace(self.device.counters, programmed=self._programmed_before)
         return LogEnd(cursor, counted, self._frames, self.lsn)
 
     def witness(self) -> None:
@@ -180,8 +179,9 @@ class LogWriter:
         if frame.fresh:
             self._close_unit()
             self._generation += 1
+            self._programmed_before = self.device.counters.programmed
             self._block = self.device.allocate(self._generation)
-            self._unit_start = self._unit
+            self._unit_start = self._pending_from = self._unit
         assert self._block is not None
         block, offset = self._block, self._unit_start + len(self._tail)
         sealed = [(seal_record(record, lsn), record.body) for lsn, record in frame.records]

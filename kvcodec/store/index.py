@@ -11,7 +11,7 @@ from kvcodec.codecs import codec_for
 from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
-from kvcodec.log.reader import Located, Log
+from kvcodec.log.reader import NOWHERE, Located, Log
 from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.extents import Coded, ExtentMap, Part
@@ -39,9 +39,14 @@ class SequenceIndex:
 
     @property
     def length(self) -> int:
-        """Tokens that every layer has, or had and then forgot because its window went on."""
-        if self._holes:
-            return min(extents.end for extents in self.maps.values())
+        """Tokens that can be asked for: those that every layer has, or had and then forgot because its window went on;
+        with holes, up to the last one that every layer has.
+        """
+        return min(extents.end for extents in self.maps.values()) if self._holes else self.settled
+
+    @property
+    def settled(self) -> int:
+        """Tokens that every layer can serve without a hole in what it needs."""
         bound, before = 1 << 62, -1
         while bound != before:  # a layer with a window may have to step back behind a gap, and the others with it
             before = bound
@@ -106,6 +111,9 @@ class LogIndex:
                 self._enter_group(one)
             elif kind == Kind.STEP:
                 self._enter_step(one)
+            elif kind == Kind.DROP and one.place == NOWHERE:
+                for sequence in self.sequences.values():
+                    sequence.drop(sequence.settled, int(one.header["lsn"]))
             elif kind == Kind.DROP:
                 self._sequence(one).drop(int(one.header["first_token"]), int(one.header["lsn"]))
 
@@ -122,6 +130,8 @@ class LogIndex:
         model = self.models.get(info.model_hash)
         if model is None:
             raise CorruptRecord(self._at(one), f"sequence {info.name!r} names a model that the log does not hold")
+        most = sum(len(layer.streams) for layer in model.layers)
+        self._want(one, len(info.policy.rules) <= most, "more policies than the model has streams")
         for n, layer in enumerate(model.layers):
             for stream in layer.streams:
                 self._want(one, info.policy.covers(n, stream.id), f"no policy for layer {n}, stream {stream.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,9 +46,15 @@ class Outgoing:
 
     @property
     def token_group(self) -> int:
-        """Tokens of a full GROUP record; of raw rows up to 64, as many as let one head take at most `largest` bytes."""
-        tokens = codec_for(self.policy.spec, self.stream.id).token_group
-        while self.policy.spec.codec == CodecId.RAW and tokens > 1 and 2 * self.stream.dim * tokens > self.largest:
+        """Tokens of a full GROUP record."""
+        raw = self.policy.spec.codec == CodecId.RAW
+        return self.raw_group if raw else codec_for(self.policy.spec, self.stream.id).token_group
+
+    @property
+    def raw_group(self) -> int:
+        """Tokens of a raw GROUP record: up to 64, as many as let one head take at most `largest` bytes."""
+        tokens = codec_for(RAW, self.stream.id).token_group
+        while tokens > 1 and 2 * self.stream.dim * tokens > self.largest:
             tokens //= 2
         return tokens
 
@@ -83,20 +90,17 @@ class Outgoing:
 
     def _leave_raw(self, open_: OpenRows, *, sinks_only: bool = False) -> tuple[list[Ending], OpenRows]:
         policy = self.policy
-        sizes = {"residual": policy.residual, "sinks": policy.sinks, "token_group": self.token_group}
-        going = list(leaving(open_.first, open_.end, **sizes))
+        groups = {"token_group": self.token_group, "sink_group": self.raw_group}
+        going = list(leaving(open_.first, open_.end, residual=policy.residual, sinks=policy.sinks, **groups))
         if sinks_only:
             going = [item for item in going if item.sink]
         records: list[Ending] = []
-        for sink in (True, False):
-            own = [item for item in going if item.sink == sink and self._needed(item.first + item.tokens, open_.end)]
-            if not own:
-                continue
-            first, tokens = own[0].first, own[0].tokens
+        needed = [item for item in going if self._needed(item.first + item.tokens, open_.end)]
+        for (sink, tokens), alike in itertools.groupby(needed, key=lambda item: (item.sink, item.tokens)):
+            own = list(alike)
+            first, spec = own[0].first, RAW if sink else policy.spec
             rows = open_.rows[first - open_.first : own[-1].first + tokens - open_.first]
-            made = group_records(
-                self.sequence, self.layer, self.stream, first, rows, RAW if sink else policy.spec, self.dtype, tokens
-            )
+            made = group_records(self.sequence, self.layer, self.stream, first, rows, spec, self.dtype, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
         gone = sum(item.tokens for item in going)
         return records, open_.without(gone) if gone else open_

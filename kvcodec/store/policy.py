@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,15 +45,19 @@ class Policy:
 
     rules: tuple[Rule, ...]
 
+    @cached_property
+    def _table(self) -> dict[tuple[int, StreamId], StreamPolicy]:
+        return {(n, rule.stream): rule.policy for rule in reversed(self.rules) for n in rule.layers}
+
     def covers(self, layer: int, stream: StreamId) -> bool:
         """Whether some rule is for this stream of this layer."""
-        return any(rule.stream == stream and layer in rule.layers for rule in self.rules)
+        return (layer, stream) in self._table
 
     def at(self, layer: int, stream: StreamId) -> StreamPolicy:
-        for rule in self.rules:
-            if rule.stream == stream and layer in rule.layers:
-                return rule.policy
-        raise SpecError(f"no policy for layer {layer}, stream {stream.name.lower()}")
+        """The policy of a stream of a layer: of the first rule that is for it. Raises SpecError."""
+        if not self.covers(layer, stream):
+            raise SpecError(f"no policy for layer {layer}, stream {stream.name.lower()}")
+        return self._table[layer, stream]
 
     def encode(self) -> bytes:
         rows = np.zeros(len(self.rules), POLICY)
@@ -87,6 +92,8 @@ class SequenceInfo:
 
 def check_name(name: str) -> None:
     """Raises SpecError unless `name` can name a sequence."""
+    if not isinstance(name, str):
+        raise SpecError(f"a sequence's name is text, not {name!r}")
     size = len(name.encode(errors="surrogatepass"))
     if not 1 <= size <= _MAX_NAME or not name.isprintable():
         raise SpecError(f"a sequence's name has 1 to {_MAX_NAME} bytes of printable text, not {name[:80]!r}")

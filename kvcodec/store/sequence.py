@@ -90,7 +90,7 @@ class Sequence:
         if any(len(arrays) != len(layers) for arrays in streams):
             raise ShapeError(f"{' and '.join(str(len(a)) for a in streams)} layers, want {len(layers)}")
         steps = {n: [_with_tokens(arrays[n]) for arrays in streams] for n, la in enumerate(layers) if la.streams}
-        counts = {len(rows) for arrays in steps.values() for rows in arrays}
+        counts = {len(rows) for arrays in steps.values() for rows in arrays if np.ndim(rows)}
         if len(counts) > 1:
             raise ShapeError(f"layers differ in tokens: {sorted(counts)}")
         self.append_layers(steps)
@@ -186,7 +186,10 @@ class Sequence:
         """
         streams = self._layer(layer).streams
         model = self._index.model
-        out = model.numpy_dtype if dtype is None else np.dtype(dtype)
+        try:
+            out = model.numpy_dtype if dtype is None else np.dtype(dtype)
+        except TypeError:
+            raise ShapeError(f"dtype: {dtype!r} is none, want {model.numpy_dtype} or float32") from None
         if out not in (model.numpy_dtype, np.dtype(np.float32)):
             raise ShapeError(f"dtype: got {out}, want {model.numpy_dtype} or float32")
         wide = out == np.float32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Sequence_
@@ -11,7 +13,15 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from kvcodec.codecs.rows import RowCodec
-from kvcodec.errors import FormatError, SpecError, StoreClosed, UnknownSequence
+from kvcodec.errors import (
+    FormatError,
+    KvcodecError,
+    LogExists,
+    NoSpace,
+    SpecError,
+    StoreClosed,
+    UnknownSequence,
+)
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FRAME_OVERHEAD, CodecId, StreamId
@@ -50,6 +60,7 @@ class Store:
         self._writer: LogWriter | None = None
         self._sequences: dict[int, Sequence] = {}
         self._closed = False
+        self._failure: KvcodecError | None = None
         resume = not writable and recovery == Recovery.TORN_TAIL
         try:
             self._load(recovery, resume=resume)
@@ -57,8 +68,6 @@ class Store:
             if not self._trusted:
                 raise
             self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
-        if writable:
-            self._writer = LogWriter(device, self.log)
 
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
@@ -83,20 +92,26 @@ class Store:
         return self._writer is not None
 
     def begin(self, model: Model | None, coding: Coding) -> None:
-        """Settle which model a writer writes for, and how the sequences that it begins are coded."""
-        records = []
-        if not self.index.models:
-            if model is None:
-                raise SpecError(f"{self.path} holds no model yet: pass model=")
-            records.append(model.record())
-        elif model is not None and model.hash not in self.index.models:
-            raise mismatch(self.path, self.model, model)
+        """Become the writer: for which model, and how sequences begun from now on are coded.
+
+        What can be refused is refused before the log is touched.
+        """
+        self.check_model(model)
         own = model or self.model
         policy = coding.policy(own, self.index.default)
+        self._writer = LogWriter(self.device, self.log)
+        records = [] if self.index.models else [own.record()]
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
         if records:
             self.log_records(records)
+
+    def check_model(self, model: Model | None) -> None:
+        """Raises IdentityMismatch if the log belongs to another model, SpecError if nobody says which it is for."""
+        if model is not None and self.index.models and model.hash not in self.index.models:
+            raise mismatch(self.path, self.model, model)
+        if model is None and not self.index.models:
+            raise SpecError(f"{self.path} holds no model yet: pass model=")
 
     def close(self) -> None:
         """Make everything durable (a writer), write the index sidecar, and let go of the file."""
@@ -105,9 +120,11 @@ class Store:
                 return
             try:
                 if self._writer is not None:
-                    self._log_open_rows()
-                    self._writer.witness()
-                    write_sidecar(self.path, self.device.uuid, self._writer.end(), self._located)
+                    try:
+                        self._log_open_rows()
+                    finally:  # what is in the log already becomes durable even if there is no room for more
+                        self._writer.witness()
+                        write_sidecar(self.path, self.device.uuid, self._writer.end(), self._located)
             finally:
                 self._let_go()
 
@@ -133,6 +150,7 @@ class Store:
     def sequence(self, name: str) -> Sequence:
         """The sequence of that name; a writer begins it if there is none. Raises UnknownSequence, SpecError."""
         with self.lock:
+            check_name(name)
             self.refresh()
             number = self.index.by_name.get(name)
             if number is None:
@@ -156,7 +174,6 @@ class Store:
         return map(self.sequence, self.sequences())
 
     def _begin_sequence(self, name: str) -> int:
-        check_name(name)
         model = self.model
         number = max(self.index.sequences, default=0) + 1
         assert self.index.default is not None
@@ -170,19 +187,36 @@ class Store:
         with self.lock:
             if self._closed:
                 raise StoreClosed(f"{self.path} is closed")
-            if self._writer is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._writer is not None:
+                return
+            try:
                 self._enter(self.log.poll())
+            except BaseException as error:  # records may be missing from the index now, DROPs among them
+                broken = f"{self.path}: following the log failed, open it again: {error}"
+                self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
+                raise
 
     def sync(self) -> None:
         """Everything appended so far is durable when this returns."""
         with self.lock:
             writer = self.check_writable()
-            self._log_open_rows()
-            writer.sync()
+            try:
+                self._log_open_rows()
+            finally:
+                writer.sync()
 
     def _log_open_rows(self) -> None:
+        """Log the open rows of all sequences; if some find no room, the others still do."""
+        failures = []
         for sequence in self._sequences.values():
-            sequence.log_open_rows()
+            try:
+                sequence.log_open_rows()
+            except NoSpace as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def check_writable(self) -> LogWriter:
         """The writer. Raises StoreClosed if there is none."""
@@ -270,25 +304,27 @@ def open_store(
     _check_options(mode, model, durability, journal, threads)
     if mode == "w":
         assert model is not None
-        coding.policy(model, None)  # what can't be honoured is refused before a file is made or replaced
+        if not overwrite and path.exists():
+            raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
+        coding.policy(model, None)  # what can't be honoured is refused before a file is made
         geometry = Geometry.parse(device)
-        blocks = min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1)
-        opened = Device.create(path, geometry, blocks=blocks, overwrite=overwrite)
-        sidecar_path(path).unlink(missing_ok=True)
+        opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
     else:
         opened = Device.open(path, writable=mode == "a")
     try:
         store = Store(path, opened, recovery, writable=mode != "r", threads=threads)
         store.durable_steps, store.journal = durability == "step", journal
-        if mode == "r":
-            if model is not None and store.index.models and model.hash not in store.index.models:
-                raise mismatch(path, store.model, model)
-        else:
+        if mode != "r":
             store.begin(model, coding)
-            if mode == "w":
-                store.sync()  # whoever opens it next, even after a crash, finds the model
+        elif model is not None:
+            store.check_model(model)
+        if mode == "w":
+            store.sync()  # whoever opens it next, even after a crash, finds the model
+            opened.image.publish(path, overwrite=overwrite)
+            with contextlib.suppress(OSError):
+                sidecar_path(path).unlink(missing_ok=True)
     except BaseException:
-        opened.close()
+        opened.image.discard()
         raise
     return store
 

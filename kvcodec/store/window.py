@@ -67,11 +67,16 @@ class OpenRows:
         return out
 
 
-def leaving(first: int, end: int, *, residual: int, sinks: int, token_group: int) -> Iterator[Leaving]:
-    """What leaves a window of tokens first … end - 1, oldest first, so that `residual` tokens stay."""
+def leaving(
+    first: int, end: int, *, residual: int, sinks: int, token_group: int, sink_group: int = 64
+) -> Iterator[Leaving]:
+    """What leaves a window of tokens first … end - 1, oldest first, so that `residual` tokens stay.
+
+    Sinks leave in groups of `sink_group`, the last one smaller.
+    """
     while True:
         sink = first < sinks
-        tokens = sinks - first if sink else token_group
+        tokens = min(sinks - first, sink_group) if sink else token_group
         if first + tokens > end - residual:
             return
         yield Leaving(first, tokens, sink)

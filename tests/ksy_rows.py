@@ -1,0 +1,144 @@
+"""Every row of a log by a parser of kvlog.ksy and the rules of formats/record.md, without the reader."""
+
+import hashlib
+from io import BytesIO
+
+import ml_dtypes
+import numpy as np
+from kaitaistruct import KaitaiStream
+
+from tests.ksy_trees import decode_head, decode_numbers, streams_of, walk
+
+NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
+
+
+def records(parser, data):
+    """(record, layers of its sequence's model, dtype) of all records that belong to a sequence.
+
+    layers: (streams, window) of each.
+    """
+    models, sequences = {}, {}
+    for _, frame in walk(parser.from_bytes(data)):
+        for place in frame.records.places if frame.records else []:
+            header, body = place.record.header, place.record.body
+            if header.kind == parser.RecordKind.model:
+                layers = [(streams_of(layer), layer.window) for layer in body.layers]
+                models[header.fields.model_hash] = layers, NUMPY[int(header.fields.dtype)]
+                continue
+            if header.kind == parser.RecordKind.sequence:
+                sequences[header.sequence] = models[header.fields.model_hash]
+            if header.sequence in sequences:
+                yield place.record, *sequences[header.sequence]
+
+
+class Rows:
+    """What a log holds of one sequence: for each layer, stream and token the row of the record with the highest lsn."""
+
+    def __init__(self, name, layers):
+        self.name, self.layers = name, layers
+        self.keys = [(n, stream) for n, (streams, _) in enumerate(layers) for stream, _, _ in streams]
+        self._rows = {key: {} for key in self.keys}  # by token: lsn, {head: bits}
+        self._parts = {}  # of records that were split, by key, token and lsn: {head: bits}
+
+    def insert(self, lsn, own, key, head, numbers):
+        for token, row in enumerate(numbers, own.first_token):
+            part = self._parts.setdefault((key, token, lsn), {})
+            part[own.first_head + head] = row
+            if len(part) == own.all_heads and self._rows[key].get(token, (0,))[0] <= lsn:
+                self._rows[key][token] = lsn, part
+
+    def drop(self, first, lsn):
+        for rows in self._rows.values():
+            for token in [t for t, (old, _) in rows.items() if t >= first and old < lsn]:
+                del rows[token]
+        self._parts = {k: v for k, v in self._parts.items() if k[1] < first or k[2] > lsn}
+
+    def needed(self, layer, length):
+        """The tokens of so long a sequence that a layer needs."""
+        window = self.layers[layer][1]
+        return range(max(0, length - window) if window else 0, length)
+
+    @property
+    def length(self):
+        most = max((token + 1 for rows in self._rows.values() for token in rows), default=0)
+        return next(
+            n for n in range(most, -1, -1)
+            if all(token in self._rows[key] for key in self.keys for token in self.needed(key[0], n))
+        )  # fmt: skip
+
+    def digest(self, key, tokens):
+        """Of the bits of some rows, (tokens, heads, dim)."""
+        own = [self._rows[key][token][1] for token in tokens]
+        return hashlib.sha256(np.array([[row[h] for h in sorted(row)] for row in own], np.uint16).tobytes()).hexdigest()
+
+
+def read_all(parser, data):
+    """Length, and the digests of the rows that layers need, of each sequence: what tests/golden/index.json says."""
+    sequences, kinds = {}, parser.RecordKind
+    for record, layers, dtype in records(parser, data):
+        header, body, own = record.header, record.body, record.header.fields
+        if header.kind == kinds.sequence and header.sequence:
+            sequences.setdefault(header.sequence, Rows(body.name, layers))
+        elif header.kind == kinds.drop:
+            sequences[header.sequence].drop(own.first_token, header.lsn)
+        elif header.kind == kinds.group:
+            for head, bits in enumerate(spread_group(own, body, dtype)):
+                sequences[header.sequence].insert(header.lsn, own, (own.first_layer, int(own.stream)), head, bits)
+        elif header.kind == kinds.step:
+            for key, head, bits in spread_step(parser, own, body, layers, dtype):
+                sequences[header.sequence].insert(header.lsn, own, key, head, bits)
+    out = {}
+    for rows in sequences.values():
+        length = rows.length
+        digests = {
+            f"{layer}.{parser.StreamId(stream).name}": rows.digest((layer, stream), rows.needed(layer, length))
+            for layer, stream in rows.keys
+        }
+        out[rows.name] = {"tokens": length, "rows": digests}
+    return out
+
+
+def spread_group(own, body, dtype):
+    """Rows' bits (tokens, dim) of each head of a GROUP record."""
+    for head in body.heads:
+        if own.codec.name == "raw":
+            yield np.array([row.numbers for row in head.rows], np.uint16)
+        else:
+            yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
+
+
+def spread_step(parser, own, body, layers, dtype):
+    """((layer, stream), head of the part, its rows' bits) of a STEP record."""
+    if own.codec.name != "raw":
+        for key, rows in coded_rows(parser, own, body, layers):
+            bits = np.array([[decode_row(row) for row in token] for token in rows]).astype(dtype).view(np.uint16)
+            yield from ((key, h, bits[:, h]) for h in range(own.heads))
+        return
+    numbers, at = np.array(body.rows.numbers, np.uint16), 0
+    for key, dim in streams_in_step(own, layers):
+        size = own.tokens * own.heads * dim
+        rows = numbers[at : at + size].reshape(own.tokens, own.heads, dim)
+        at += size
+        yield from ((key, h, rows[:, h]) for h in range(own.heads))
+    assert at == len(numbers)
+
+
+def streams_in_step(own, layers):
+    """((layer, stream), dim) of a STEP record, in the order in which their rows stand."""
+    for layer in range(own.first_layer, own.first_layer + own.layers):
+        for stream, _, dim in sorted(layers[layer][0]):
+            if own.streams >> stream & 1:
+                yield (layer, stream), dim
+
+
+def coded_rows(parser, own, body, layers):
+    """((layer, stream), coded rows by token and head) of a STEP record whose rows are coded."""
+    stream = KaitaiStream(BytesIO(body.rows))
+    for key, dim in streams_in_step(own, layers):
+        yield key, [[parser.CodedRow(own, dim, stream) for _ in range(own.heads)] for _ in range(own.tokens)]
+    assert stream.is_eof()
+
+
+def decode_row(row):
+    """float32 (dim,) of a coded row."""
+    return decode_numbers([row.channels], row.parts)[0]

@@ -1,0 +1,333 @@
+"""A log as a tree of dicts, lists and plain values: once as the reader sees it, once as a parser of kvlog.ksy does."""
+
+from enum import IntEnum
+from io import BytesIO
+
+import numpy as np
+from kaitaistruct import KaitaiStream, KaitaiStruct
+
+from kvcodec import layout
+from kvcodec.codecs import codec_for
+from kvcodec.flash.device import Device
+from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId
+from kvcodec.log.reader import Log, Place
+from kvcodec.log.sidecar import load_sidecar
+from kvcodec.spec import CodecSpec
+from kvcodec.store.model import read_model
+from kvcodec.store.policy import read_sequence
+
+RECORD_FIELDS = layout.RECORD_HEADER.names
+
+
+def plain(value):
+    """An attribute of a parsed struct, or a field of a NumPy one."""
+    if isinstance(value, KaitaiStruct):
+        return value.zeros
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else value.item() if isinstance(value, np.generic) else value
+
+
+def parsed_struct(struct, names):
+    out = {name: plain(getattr(struct, name)) for name in names}
+    return {name: int(value) if isinstance(value, IntEnum) else value for name, value in out.items()}
+
+
+def numpy_struct(struct, *texts):
+    """texts: fields that are text, with zero bytes behind it."""
+    out = {}
+    for name in struct.dtype.names:
+        value = struct[name]
+        kind = struct.dtype.fields[name][0].kind
+        raw = value.ljust(struct.dtype.fields[name][0].itemsize, b"\0") if kind == "S" else value
+        out[name] = raw.rstrip(b"\0") if name in texts else raw.tobytes() if kind == "V" else plain(raw)
+    return out
+
+
+def view_struct(data, at, dtype):
+    return data[at : at + dtype.itemsize].view(dtype)[0]
+
+
+def differences(ours, theirs, at=""):
+    """Paths, such as `frames.2.header.number`, of what two trees do not agree on."""
+    if type(ours) is type(theirs) and ours == theirs:
+        return []
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = ours.keys() | theirs.keys()
+        return [d for k in sorted(keys, key=str) for d in differences(ours.get(k), theirs.get(k), f"{at}.{k}")]
+    if isinstance(ours, list) and isinstance(theirs, list):
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        out = [at] if len(ours) != len(theirs) else []
+        return out + [d for i, (a, b) in pairs for d in differences(a, b, f"{at}.{i}")]
+    return [at]
+
+
+def pick(count):
+    """Some of `count` tokens or channels: the ends of lanes, tile rows, tiles and groups."""
+    if count <= 16:
+        return list(range(count))
+    near = {0, 1, 3, 4, 7, 8, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, count // 2, count - 2, count - 1}
+    return sorted(i for i in near if 0 <= i < count)
+
+
+# -- the reader's word ---------------------------------------------------------------------------------------------
+
+
+class Witness(Log):
+    """A log that remembers where each of its frames began."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.frames = []
+
+    def _count(self, frame):
+        self.frames.append((self.cursor.block.number, self.cursor.offset, frame))
+        super()._count(frame)
+
+
+def read_log(path):
+    """What the reader makes of a log, and the bad ranges that its walk passed over."""
+    device = Device.open(path)
+    try:
+        log = Witness(device)
+        located = log.poll()
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+        copies = [data[4096 * i : 4096 * (i + 1)] for i in range(2)]
+        fields = ("page_bytes", "unit_bytes", "block_bytes", "rated_cycles", "read_ns", "program_ns", "erase_ns")
+        tree = {
+            "superblocks": [numpy_struct(view_struct(c, 0, layout.SUPERBLOCK), "name") for c in copies],
+            "geometry": {
+                **{f: getattr(device.geometry, f) for f in fields},
+                "name": device.geometry.name.encode(), "uuid": device.uuid, "blocks": device.blocks,
+            },
+            "blocks": [read_block(device, n) for n in range(device.present_blocks())],
+            "frames": [read_frame(log, *frame) for frame in log.frames],
+            "sidecar": read_sidecar(path, device),
+        }  # fmt: skip
+        assert sum(len(frame["records"]) for frame in tree["frames"]) == len(located)
+        return tree, [*log.report.gaps, *filter(None, [log.report.torn])]
+    finally:
+        device.close()
+
+
+def read_block(device, number):
+    block = device.block(number)
+    return {
+        "generation": block.generation if block else 0,
+        "header": numpy_struct(view_struct(device.data(number, 0, 64), 0, layout.BLOCK_HEADER)),
+        "slots": {u: numpy_struct(slot) for u, slot in enumerate(device.slots(number)) if any(slot.tobytes())},
+        "programmed": device.programmed(number).tolist(),
+    }
+
+
+def read_frame(log, number, offset, frame):
+    data = log.device.data(number, 0, frame.end)
+    generation = log.device.block(number).generation
+    return {
+        "block": number,
+        "offset": offset,
+        "header": numpy_struct(view_struct(data, offset, layout.FRAME_HEADER)),
+        "trailer": numpy_struct(view_struct(data, frame.end - 8, layout.FRAME_TRAILER)),
+        "records": [
+            {"offset": at, "header": numpy_struct(header), "body": read_body(log, header, (generation, number, at))}
+            for at, header in frame.records
+        ],
+    }
+
+
+def read_body(log, header, place):
+    kind, (_, body) = int(header["kind"]), log.load(Place(*place))
+    if kind == Kind.MODEL:
+        model = read_model(header, body, 0)
+        streams = [[[int(s.id), s.heads, s.dim] for s in layer.streams] for layer in model.layers]
+        rest = [[layer.window, layer.rope_base, layer.rope_scale] for layer in model.layers]
+        return {"name": model.name, "streams": streams, "rest": rest}
+    if kind == Kind.SEQUENCE:
+        info = read_sequence(header, body, 0)
+        return {"name": info.name, "policies": [read_rule(rule) for rule in info.policy.rules]}
+    if kind == Kind.GROUP:
+        return read_group(header, body)
+    return {"bytes": body.tobytes()}
+
+
+def read_rule(rule):
+    spec, policy = rule.policy.spec, rule.policy
+    own = [rule.stream, spec.codec, spec.axis, spec.flags, spec.group, rule.layers.start, len(rule.layers)]
+    return [*map(int, own), policy.residual, policy.sinks]
+
+
+def read_group(header, body):
+    heads, tokens, dim = (int(header[f]) for f in ("heads", "tokens", "head_dim"))
+    symmetric = bool(int(header["flags"]) & GroupFlag.SYMMETRIC)
+    spec = CodecSpec(CodecId(int(header["codec"])), Axis(int(header["axis"])), int(header["group"]), symmetric)
+    codec = codec_for(spec, StreamId(int(header["stream"])))
+    sections = codec.sections(tokens, dim)
+    sizes = {"metadata_bytes": sections.metadata, "code_bytes": sections.codes}
+    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :].reshape(heads, -1)
+    out = {"sizes": sizes, "errors": figures.tolist()}
+    rows = codec.decode(rest, tokens, dim, layout.DtypeId.BFLOAT16, as_float32=spec.codec != CodecId.RAW)
+    if spec.codec == CodecId.RAW:
+        return out | {"heads": [rows[:, h].tolist() for h in range(heads)]}
+    table = int(np.prod(layout.scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)))
+    return out | {
+        "scales": rest[:, : 2 * table].copy().view("<u2").tolist(),
+        "zeros": [] if symmetric else rest[:, sections.scales :][:, : 2 * table].copy().view("<i2").tolist(),
+        "heads": [rows[np.ix_(pick(tokens), [h], pick(dim))][:, 0].tolist() for h in range(heads)],
+    }
+
+
+def read_sidecar(path, device):
+    sidecar = path.with_name(path.name + ".idx")
+    if not sidecar.exists():
+        return None
+    log = Log(device)
+    entries = [
+        dict(zip(("generation", "block", "offset"), one.place, strict=True)) | {"header": numpy_struct(one.header)}
+        for one in load_sidecar(path, log, resume=True)
+    ]
+    header = view_struct(np.frombuffer(sidecar.read_bytes(), np.uint8), 0, layout.SIDECAR)
+    assert (log.cursor.number, log.cursor.offset) == (int(header["number"]), int(header["offset"]))
+    return {"header": numpy_struct(header), "entries": entries}
+
+
+# -- the parser's word ---------------------------------------------------------------------------------------------
+
+
+def parse_log(parser, data, sidecar=None, *, bodies=True):
+    """The same tree as read_log, from nothing but bytes and the description; on demand without bodies of records."""
+    log = parser.from_bytes(data)
+    fields = ("page_bytes", "unit_bytes", "block_bytes", "rated_cycles", "read_ns", "program_ns", "erase_ns")
+    return {
+        "superblocks": [parsed_struct(copy, layout.SUPERBLOCK.names) for copy in log.superblocks],
+        "geometry": parsed_struct(log.geometry, (*fields, "name", "uuid", "blocks")),
+        "blocks": [parse_block(log, block) for block in log.blocks],
+        "frames": [parse_frame(parser, block, frame, bodies) for block, frame in walk(log)],
+        "sidecar": parse_sidecar(parser, sidecar) if sidecar else None,
+    }
+
+
+def held_units(log, block):
+    held = min(block.held_data, log.geometry.block_bytes) // log.geometry.unit_bytes
+    return [u < held and slot.is_programmed for u, slot in enumerate(block.slots)]
+
+
+def parse_block(log, block):
+    names = layout.SPARE_SLOT.names
+    return {
+        "generation": block.data.generation,
+        "header": parsed_struct(block.data.header, layout.BLOCK_HEADER.names),
+        "slots": {u: parsed_struct(slot, names) for u, slot in enumerate(block.slots) if slot.is_programmed},
+        "programmed": held_units(log, block),
+    }
+
+
+def in_use(log):
+    """Blocks in use, in the order in which the log filled them."""
+    found = [block for block in log.blocks if block.held_data >= 64 and block.data.generation]
+    return sorted(found, key=lambda b: b.data.generation)
+
+
+def walk(log):
+    """(block, frame) of the frames that continue the chain."""
+    number, crc, unit = 0, 0, log.geometry.unit_bytes
+    for block in in_use(log):
+        programmed = held_units(log, block)
+        for place in getattr(block.data, "places", []):  # none behind a header alone
+            if not place.is_frame:
+                continue
+            frame = place.frame
+            whole = all(programmed[frame.offset // unit : (frame.end - 1) // unit + 1])
+            if whole and (frame.header.number, frame.header.previous) == (number + 1, crc):
+                number, crc = number + 1, frame.trailer.crc
+                yield block, frame
+
+
+def parse_frame(parser, block, frame, bodies):
+    records = frame.records.places if frame.records else []
+    return {
+        "block": block.number,
+        "offset": frame.offset,
+        "header": parsed_struct(frame.header, layout.FRAME_HEADER.names),
+        "trailer": parsed_struct(frame.trailer, layout.FRAME_TRAILER.names),
+        "records": [
+            {
+                "offset": place.offset,
+                "header": parse_record_header(place.record.header),
+                "body": parse_body(parser, place.record) if bodies else None,
+            }
+            for place in records
+        ],
+    }
+
+
+def parse_record_header(header):
+    out = parsed_struct(header, RECORD_FIELDS)
+    own = layout.HEADERS.get(int(header.kind), layout.RECORD_HEADER).names[len(RECORD_FIELDS) :]
+    return out | (parsed_struct(header.fields, own) if own else {})
+
+
+def parse_body(parser, record):
+    kinds, body = parser.RecordKind, record.body
+    if record.header.kind == kinds.model:
+        return {
+            "name": body.name,
+            "streams": [[list(stream) for stream in streams_of(layer)] for layer in body.layers],
+            "rest": [[layer.window, layer.rope_base, layer.rope_scale] for layer in body.layers],
+        }
+    if record.header.kind == kinds.sequence:
+        names = [name for name in layout.POLICY.names if not name.startswith("reserved")]
+        return {"name": body.name, "policies": [list(parsed_struct(p, names).values()) for p in body.policies]}
+    if record.header.kind == kinds.group:
+        return parse_group(parser, record.header.fields, body)
+    if record.header.kind == kinds.step:
+        coded = isinstance(body.rows, bytes)
+        return {"bytes": body.rows if coded else np.array(body.rows.numbers, "<u2").tobytes()}
+    return {"bytes": body}
+
+
+def streams_of(layer):
+    """(stream, heads, dim) of a parsed layer."""
+    both = (layer.first_stream, layer.first_heads, layer.first_dim), (
+        layer.second_stream, layer.second_heads, layer.second_dim)  # fmt: skip
+    return [(int(stream), heads, dim) for stream, heads, dim in both if stream]
+
+
+def parse_group(parser, fields, body):
+    out = {
+        "sizes": {"metadata_bytes": fields.metadata_bytes, "code_bytes": fields.code_bytes},
+        "errors": body.errors,
+    }
+    if fields.codec == parser.CodecId.raw:
+        return out | {"heads": [[row.numbers for row in head.rows] for head in body.heads]}
+    return out | {
+        "scales": [head.scales.numbers for head in body.heads],
+        "zeros": [] if fields.is_symmetric else [head.zeros.numbers for head in body.heads],
+        "heads": [
+            decode_head(head, pick(fields.tokens), pick(fields.head_dim)).tolist() for head in body.heads
+        ],
+    }  # fmt: skip
+
+
+def decode_head(head, tokens, channels):
+    """float32 (tokens, channels) of a grouped head."""
+    return decode_numbers([[head.tokens[t].channels[c] for c in channels] for t in tokens], head.parts)
+
+
+def decode_numbers(table, parts):
+    """float32 of a table of numbers: scale * (code + zero / parts)."""
+    scale = np.array([[n.scale << 16 for n in row] for row in table], np.uint32).view(np.float32)
+    zero = np.array([[n.zero for n in row] for row in table], np.float32)
+    code = np.array([[n.code for n in row] for row in table], np.float32)
+    return scale * (code + zero / np.float32(parts))
+
+
+def parse_sidecar(parser, data):
+    sidecar = parser.Sidecar(KaitaiStream(BytesIO(data)))
+    assert len(data) == 128 + 144 * len(sidecar.entries)
+    return {
+        "header": parsed_struct(sidecar.header, layout.SIDECAR.names),
+        "entries": [
+            parsed_struct(entry, ("generation", "block", "offset")) | {"header": parse_record_header(entry.header)}
+            for entry in sidecar.entries
+        ],
+    }

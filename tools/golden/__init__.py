@@ -1,0 +1,1 @@
+"""Golden logs: what is in tests/golden, how each log is made, and index.json, which says what to expect of it."""
