@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from kvcodec.layout import StreamId
     from kvcodec.spec import CodecSpec
     from kvcodec.store.model import Layer, Model, Stream
+    from kvcodec.store.opening import open_store as open  # noqa: A004
     from kvcodec.store.sequence import Sequence
     from kvcodec.store.store import Store
-    from kvcodec.store.store import open_store as open  # noqa: A004
 
 _WHERE = {
     "CodecSpec": "kvcodec.spec:CodecSpec",
@@ -38,7 +38,7 @@ _WHERE = {
     "decode_array": "kvcodec.codecs:decode_array",
     "encode": "kvcodec.bulk.encode:encode_dump",
     "encode_array": "kvcodec.codecs:encode_array",
-    "open": "kvcodec.store.store:open_store",
+    "open": "kvcodec.store.opening:open_store",
 }
 
 __all__ = [

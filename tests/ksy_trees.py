@@ -8,6 +8,7 @@ from kaitaistruct import KaitaiStream, KaitaiStruct
 
 from kvcodec import layout
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.sections import scale_shape
 from kvcodec.flash.device import Device
 from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId
 from kvcodec.log.reader import Log, Place
@@ -168,7 +169,7 @@ def read_group(header, body):
     rows = codec.decode(rest, tokens, dim, layout.DtypeId.BFLOAT16, as_float32=spec.codec != CodecId.RAW)
     if spec.codec == CodecId.RAW:
         return out | {"heads": [rows[:, h].tolist() for h in range(heads)]}
-    table = int(np.prod(layout.scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)))
+    table = int(np.prod(scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)))
     return out | {
         "scales": rest[:, : 2 * table].copy().view("<u2").tolist(),
         "zeros": [] if symmetric else rest[:, sections.scales :][:, : 2 * table].copy().view("<i2").tolist(),

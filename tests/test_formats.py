@@ -10,6 +10,7 @@ import pytest
 from kvcodec import errors, layout
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.sections import raw_sections
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
@@ -120,7 +121,7 @@ def test_checksum_has_the_documented_check_value():
 
 def test_sizes_of_raw_heads():
     for tokens, dim, code_bytes in rows_after("<!-- sizes: raw -->", DOCUMENTS["raw.md"]):
-        assert layout.raw_sections(int(tokens), int(dim)) == (0, 0, int(code_bytes))
+        assert raw_sections(int(tokens), int(dim)) == (0, 0, int(code_bytes))
 
 
 def test_coded_rows():

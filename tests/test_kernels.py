@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcodec import layout
 from kvcodec.codecs.grouped import GroupedCodec
+from kvcodec.codecs.sections import scale_shape
 from kvcodec.errors import CorruptRecord
 from kvcodec.kernels import floats, tiles
 from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
@@ -86,7 +86,7 @@ def twin_arguments(spec: CodecSpec, stream: StreamId) -> dict:
 
 def scales_of_values(body: np.ndarray, spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> np.ndarray:
     """float64 scale of every number of one head, (tokens, dim)."""
-    table = layout.scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
+    table = scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
     scales = body[: 2 * table[0] * table[1]].view(ml_dtypes.bfloat16).reshape(table).astype(np.float64)
     if spec.axis == Axis.CHANNEL:
         return np.repeat(scales[:, :dim], spec.group, axis=0)[:tokens]
@@ -264,7 +264,7 @@ def test_find_nonfinite_is_its_twin(tokens, width, half, seed):
 def test_find_bad_scale_is_its_twin(spec, stream, tokens, dim, seed):
     rng = np.random.default_rng(seed)
     codec = GroupedCodec(spec, stream)
-    rows, columns = layout.scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
+    rows, columns = scale_shape(tokens, dim, spec.axis, spec.group, stream == StreamId.V)
     used = dim if spec.axis == Axis.CHANNEL else tokens
     body = np.zeros((2, 3, codec.sections(tokens, dim).total), np.uint8)
     table = np.zeros((2, 3, rows, columns), np.uint16)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.codecs.sections import HeadSections
 from kvcodec.errors import ShapeError
-from kvcodec.layout import CodecId, DtypeId, HeadSections, StreamId
+from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from kvcodec import layout
 from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body
+from kvcodec.codecs.sections import HeadSections, grouped_sections, padded_tokens, scale_shape
 from kvcodec.errors import CorruptRecord
 from kvcodec.kernels import dequantize, floats, quantize, steps
-from kvcodec.layout import Axis, DtypeId, HeadSections, StreamId
+from kvcodec.layout import Axis, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 _LEAST_TOKEN_GROUP = 64
@@ -37,7 +38,7 @@ class GroupedCodec:
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
         spec = self.spec
-        return layout.grouped_sections(
+        return grouped_sections(
             tokens,
             dim,
             bits=spec.bits,
@@ -104,7 +105,7 @@ class GroupedCodec:
         self._check_scales(take_body(body, self.sections(tokens, dim).total), tokens, dim)
 
     def _check_scales(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
-        rows, columns = layout.scale_shape(tokens, dim, self.spec.axis, self.spec.group, self.channel_lane)
+        rows, columns = scale_shape(tokens, dim, self.spec.axis, self.spec.group, self.channel_lane)
         used = dim if self.spec.axis == Axis.CHANNEL else tokens
         scales, _, _ = _view_body(body)
         row = int(steps.find_bad_scale(scales, rows, columns, used))
@@ -121,7 +122,7 @@ def _allocate_scratch(tokens: int, dim: int, channel_lane: bool) -> tuple[tuple[
 
     Values; padded codes, as bytes and as words; a row of tile lanes.
     """
-    padded = layout.padded_tokens(tokens, channel_lane), layout.align(dim, layout.TILE_LANES)
+    padded = padded_tokens(tokens, channel_lane), layout.align(dim, layout.TILE_LANES)
     codes = np.zeros(padded, np.uint8)
     row = np.empty(padded[1], np.uint32)
     return (np.empty((16, dim), np.float32), codes, codes.view(np.uint32), row), max(padded[1], layout.TILE_LANES)

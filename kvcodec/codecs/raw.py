@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec import layout
 from kvcodec.codecs.codec import Encoded, split_records, take_body
-from kvcodec.layout import CodecId, DtypeId, HeadSections, StreamId
+from kvcodec.codecs.sections import HeadSections, raw_sections
+from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 _TOKEN_GROUP = 64
@@ -27,7 +27,7 @@ class RawCodec:
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
-        return layout.raw_sections(tokens, dim)
+        return raw_sections(tokens, dim)
 
     def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:  # noqa: ARG002
         """See `Codec`; the errors are 0."""

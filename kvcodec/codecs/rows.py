@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.codec import Encoded, codec_for
+from kvcodec.codecs.sections import padded_tokens, scale_shape
 from kvcodec.errors import SpecError
-from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamId, align, padded_tokens, scale_shape
+from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamId, align
 from kvcodec.spec import CodecSpec
 
 UNKNOWN_ERROR = 0xFFFF  # the originals are gone when rows are laid

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.sections import HeadSections
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import Axis, CodecId, GroupFlag, HeadSections, Kind, StreamId, Transform, align
+from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
 from kvcodec.log.reader import NOWHERE, Located, Log
 from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec

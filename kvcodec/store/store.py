@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import (
     FormatError,
     KvcodecError,
-    LogExists,
     NoSpace,
     SpecError,
     StoreClosed,
     UnknownSequence,
 )
 from kvcodec.flash.device import Device
-from kvcodec.flash.geometry import Geometry
-from kvcodec.layout import FRAME_OVERHEAD, CodecId, StreamId
+from kvcodec.layout import FRAME_OVERHEAD
 from kvcodec.log.frame import Record
 from kvcodec.log.reader import Located, Log
 from kvcodec.log.recover import Recovery
-from kvcodec.log.sidecar import load_sidecar, sidecar_path, write_sidecar
+from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
-from kvcodec.spec import CodecSpec
-from kvcodec.store.coding import Coding, Wish, read_spec_file
+from kvcodec.store.coding import Coding
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
@@ -41,7 +35,6 @@ from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
 
 T = TypeVar("T")
-_CAPACITY = 1 << 40
 _STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
 
@@ -258,87 +251,3 @@ class Store:
         with self.lock:
             self.refresh()
             return measure_store(self)
-
-
-def open_store(
-    path: str | Path,
-    mode: str = "r",
-    *,
-    model: Model | None = None,
-    k: str | CodecSpec | None = None,
-    v: str | CodecSpec | None = None,
-    c: str | CodecSpec | None = None,
-    kr: str | CodecSpec | None = None,
-    residual: int | Mapping[str, int] | None = None,
-    sinks: int | Mapping[str, int] | None = None,
-    spec: str | Path | Coding | None = None,
-    durability: str = "sync",
-    journal: str | CodecSpec = "raw",
-    device: str | Geometry = "tlc",
-    capacity: int = _CAPACITY,
-    recovery: str | Recovery = Recovery.TORN_TAIL,
-    overwrite: bool = False,
-    threads: int = 1,
-) -> Store:
-    """Open a log.
-
-    mode: "r" reads, and follows a writer live; "a" appends to an existing log; "w" makes a new one for `model` on
-    `device` (a preset or a geometry) of `capacity` bytes, and refuses an existing file without `overwrite`.
-    k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
-    residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
-    a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
-    durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
-    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled).
-    recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
-
-    Raises SpecError, FormatError (BadMagic, TruncatedLog, CorruptRecord, …), IdentityMismatch, DeviceBusy, LogExists.
-
-    >>> store = open_store("cache.kvlog", "w", model=Model.uniform(32, 8, 128))  # doctest: +SKIP
-    """
-    path = Path(path)
-    recovery = Recovery.parse(recovery)
-    coding = spec if isinstance(spec, Coding) else read_spec_file(spec) if spec is not None else Coding()
-    asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks}
-    coding = coding.under(Wish.parse(asked, "open"))
-    journal = CodecSpec.parse(journal)
-    _check_options(mode, model, durability, journal, threads)
-    if mode == "w":
-        assert model is not None
-        if not overwrite and path.exists():
-            raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
-        coding.policy(model, None)  # what can't be honoured is refused before a file is made
-        geometry = Geometry.parse(device)
-        opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
-    else:
-        opened = Device.open(path, writable=mode == "a")
-    try:
-        store = Store(path, opened, recovery, writable=mode != "r", threads=threads)
-        store.durable_steps, store.journal = durability == "step", journal
-        if mode != "r":
-            store.begin(model, coding)
-        elif model is not None:
-            store.check_model(model)
-        if mode == "w":
-            store.sync()  # whoever opens it next, even after a crash, finds the model
-            opened.image.publish(path, overwrite=overwrite)
-            with contextlib.suppress(OSError):
-                sidecar_path(path).unlink(missing_ok=True)
-    except BaseException:
-        opened.image.discard()
-        raise
-    return store
-
-
-def _check_options(mode: str, model: Model | None, durability: str, journal: CodecSpec, threads: int) -> None:
-    if mode not in ("r", "a", "w"):
-        raise SpecError(f"mode {mode!r}, want 'r', 'a' or 'w'")
-    if mode == "w" and model is None:
-        raise SpecError("mode 'w' needs model=")
-    if durability not in ("sync", "step"):
-        raise SpecError(f"durability {durability!r}, want 'sync' or 'step'")
-    if journal.codec != CodecId.RAW:
-        if durability != "step":
-            raise SpecError(f"journal {journal} needs durability='step'")
-        RowCodec(journal, StreamId.V)
-    if threads < 1:
-        raise SpecError(f"threads is {threads}, want 1 or more")
