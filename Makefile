@@ -37,6 +37,7 @@ test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that 
 check: test  ## the long campaigns of the reliability bar, first column
 	$(BIN)/python -m pytest -n $(WORKERS) -m campaign
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py
+	$(BIN)/python bench/quality.py --check
 
 soak: check  ## the second column; as yet the same campaigns over more seeds
 	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m campaign

@@ -8,6 +8,7 @@ Writes its table into bench/RESULTS.md; with --check it only says whether the ta
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -46,10 +47,9 @@ def table(dump: Path, residual: int, sinks: int) -> str:
     """The table for one residual window, in Markdown."""
     head = ["K · V", "ratio", "K error", "V error", "logit rms", "output, K only", "V only", "both"]
     rows = [head, ["---"] * len(head)]
-    for width in WIDTHS:
-        for sym in ("", "/sym"):
-            for g in GROUPS:
-                rows.append(measure(dump, f"{width}/channel/g{g}{sym}", f"{width}/token/g{g}{sym}", residual, sinks))
+    for width, sym, g in itertools.product(WIDTHS, ("", "/sym"), GROUPS):
+        k, v = f"{width}/channel/g{g}{sym}", f"{width}/token/g{g}{sym}"
+        rows += [measure(dump, k, v, residual, sinks)]
     rows.append(measure(dump, "int4/token/g64", "int4/token/g64", residual, sinks))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

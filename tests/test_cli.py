@@ -2,11 +2,8 @@
 
 import json
 import os
-import pty
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,10 @@ from typer.testing import CliRunner
 
 import kvcodec as kv
 from kvcodec._version import __version__
-from kvcodec.cli import failures, output, progress
+from kvcodec.cli import output
 from kvcodec.cli.app import app, run
-from tests.caches import rows
-from tests.test_bulk import REAL, TINY, flipped, inside_record, make_dump, names, write_dump
+from tests.test_bulk import REAL, TINY, make_dump, names
+from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
 COMMANDS = ("encode", "decode", "info", "verify", "diff")
@@ -26,8 +23,8 @@ MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
+@pytest.fixture(name="here")
+def here_fixture(tmp_path, monkeypatch):
     """A directory with chat.safetensors and its cache.kvlog, and in it."""
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.chdir(tmp_path)
@@ -123,6 +120,38 @@ def test_diff_of_a_real_dump_shows_attention(here):
         assert set(by_layer) == {"5", "8", "17", "all"}
         totals[name] = by_layer
     assert all(totals["channel"][layer] < totals["token"][layer] for layer in totals["token"])
+
+
+def test_parts_formats_and_every_sequence(here):
+    invoke("encode", "chat.safetensors", "p.kvlog", "--layers", "1", "--tokens", "100:200", "--threads", 2, "-q")
+    assert "100 tokens, 1 layers" in invoke("decode", "p.kvlog", "p.npz").stdout
+    assert "20 tokens, 1 layers" in invoke("decode", "p.kvlog", "p.npy", "--tokens", ":20", "--layers", "1").stdout
+    with np.load("p.npz") as library:
+        assert library["k.1"].shape == (100, 2, 16)
+    assert np.load("p.npy").shape == (1, 2, 2, 20, 16)
+    make_dump(Path("b.safetensors"), 70)
+    out = invoke("encode", "chat.safetensors", "b.safetensors", "two.kvlog").stdout
+    assert "sequence chat, 300 tokens" in out
+    assert "sequence b, 70 tokens" in out
+    assert "the whole log, 2 sequences:" in out
+    told = json.loads(invoke("encode", "chat.safetensors", "b.safetensors", "3.kvlog", "--json").stdout)
+    assert [one["sequence"] for one in told["sequences"]] == ["chat", "b"]
+    assert told["stats"]["sequences"]
+    out = invoke("decode", "two.kvlog", "all", "--all", "--format", "npy").stdout
+    assert out.startswith("all/chat.npy: sequence chat, 300 tokens")
+    assert names("all") == ["b.npy", "chat.npy"]
+    told = json.loads(invoke("decode", "two.kvlog", "all", "--all", "--json").stdout)
+    assert [one["dump"] for one in told["dumps"]] == ["all/chat.safetensors", "all/b.safetensors"]
+
+
+def test_resume(here):
+    with pytest.raises(ZeroDivisionError):
+        kv.encode("chat.safetensors", "r.kvlog", resume=True, residual=16, device=TINY, progress=lambda *at: 1 / 0)
+    assert Path(".r.kvlog.encoding").exists()
+    invoke("encode", "chat.safetensors", "r.kvlog", "--resume", "--residual", 16, "--device", TINY)
+    assert names(here) == sorted([*(f"{n}.kvlog{s}" for n in ("cache", "r") for s in ("", ".idx")), "chat.safetensors"])
+    out = invoke("encode", "chat.safetensors", "r.kvlog", "--append", "--resume").stdout
+    assert "300 of the tokens were there already" in out
 
 
 def test_info_shows_sizes_and_wear(here):
@@ -241,185 +270,3 @@ def test_the_readme_example_works(tmp_path, monkeypatch):
     assert names_of_example["k"].shape == (100, 8, 128)
     assert len(text.splitlines()) < 120
     assert "pip install kvcodec" not in text
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
-
-
-def test_errors_are_one_line_that_names_file_and_remedy(here, capsys):
-    os.mkfifo("fifo")
-    log, dump = Path("cache.kvlog"), Path("chat.safetensors")
-    assert refused(capsys, "info", "none") == "none: No such file or directory"
-    assert refused(capsys, "info", dump).startswith("chat.safetensors: is not a kvcodec log, want")
-    assert refused(capsys, "info", "fifo") == "fifo: is not a regular file"
-    assert refused(capsys, "verify", "fifo") == "fifo: not a regular file"
-    assert refused(capsys, "verify", "none") == "none: cannot open: No such file or directory"
-    assert refused(capsys, "encode", "fifo", "x.kvlog") == "fifo: not a regular file"
-    assert refused(capsys, "encode", dump, "fifo", "--force") == "fifo: is not a regular file"
-    assert refused(capsys, "diff", dump, "fifo") == "fifo: not a regular file"
-    assert refused(capsys, "decode", log, "fifo", "--force") == "fifo: not a regular file"
-    assert refused(capsys, "encode", log, "x.kvlog") == "cache.kvlog: a kvcodec log, not a dump"
-    assert refused(capsys, "encode", dump, "no/x.kvlog") == "no: no such directory"
-    assert refused(capsys, "encode", dump, log) == "cache.kvlog: exists already, --force replaces it"
-    assert refused(capsys, "decode", log, dump) == "chat.safetensors: exists already, --force replaces it"
-    assert "want {layer} once" in refused(capsys, "encode", dump, "x.kvlog", "--map", "k=foo")
-    assert "the mapping names k but not v" in refused(capsys, "encode", dump, "x.kvlog", "--map", "k={layer}")
-    assert "device 'drum' is unknown" in refused(capsys, "encode", dump, "x.kvlog", "--device", "drum")
-    assert "'int9' is unknown, want" in refused(capsys, "encode", dump, "x.kvlog", "--k", "int9")
-    assert "no sequence 'x' of: 'chat', --sequence picks one" in refused(capsys, "decode", log, "x", "--sequence", "x")
-    assert "recovery mode 'hope'" in refused(capsys, "decode", log, "x", "--recovery", "hope")
-    assert "holds a sequence 'chat' already" in refused(capsys, "encode", dump, log, "--append")
-    assert names(here) == ["cache.kvlog", "cache.kvlog.idx", "chat.safetensors", "fifo"]
-
-
-def test_wrong_use_is_one_line_too(capsys):
-    assert refused(capsys) == "Missing command; see kvcodec --help"
-    assert refused(capsys, "xyz") == "No such command 'xyz'; see kvcodec --help"
-    assert refused(capsys, "encode", "x").endswith("see kvcodec encode --help")
-    assert "--residual" in refused(capsys, "encode", "a", "b", "--residual", "-1")
-    assert "--frobnicate" in refused(capsys, "info", "a", "--frobnicate")
-
-
-def test_a_nan_is_named_by_place_and_file(here, capsys):
-    k = rows(0, "k", 8)
-    k[5, 1, 3] = np.nan
-    write_dump(Path("nan.safetensors"), {"k.0": k, "v.0": rows(0, "v", 8)})
-    line = refused(capsys, "encode", "nan.safetensors", "x.kvlog")
-    assert line.startswith("nan.safetensors: NaN or Inf at layer 0, stream k, token 5, head 1, channel 3")
-
-
-def test_damage_is_named_by_offset_and_remedy(here, capsys):
-    flipped(Path("cache.kvlog"), here, inside_record("cache.kvlog", 2))
-    data = bytearray(Path("flipped.kvlog").read_bytes())
-    data[:4096] = data[4096:8192] = bytes(4096)
-    Path("none.kvlog").write_bytes(data)
-    assert "is not a kvcodec log" in refused(capsys, "info", "none.kvlog")
-    line = refused(capsys, "decode", "flipped.kvlog", "x", "--recovery", "absolute")
-    assert line.startswith("flipped.kvlog: at byte ")
-    assert "--recovery skip-damaged" in line
-
-
-def test_a_name_with_a_line_break_stays_on_one_line(here, capsys):
-    assert refused(capsys, "info", "a\nb\x1b[31m").startswith("a\\nb\\x1b[31m: ")
-    assert refused(capsys, "info", os.fsdecode(b"a\xff")).startswith("a\\udcff: ")
-
-
-def test_real_processes_exit_as_promised(here):
-    call("verify", "cache.kvlog", code=0)
-    call("diff", "chat.safetensors", "cache.kvlog", "--max-error", 0, code=1)
-    done = call("info", "none", code=2)
-    assert (done.stdout, done.stderr) == ("", "kvcodec: none: No such file or directory\n")
-    assert "Traceback" not in call("encode", code=2).stderr
-
-
-def test_an_interrupt_exits_with_130_and_leaves_nothing(here):
-    code = (
-        "import os, signal, sys, kvcodec.bulk.encode as e, kvcodec.cli as c\n"
-        "real = e.encode_dump\n"
-        "def encode_dump(*a, **k):\n"
-        "    k['progress'] = lambda done, total: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return real(*a, **k)\n"
-        "e.encode_dump = encode_dump\n"
-        "sys.argv = ['kvcodec', 'encode', 'chat.safetensors', 'x.kvlog']\n"
-        "c.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | ENVIRONMENT)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-    assert names(here) == ["cache.kvlog", "cache.kvlog.idx", "chat.safetensors"]
-
-
-def test_a_closed_pipe_is_no_traceback(here):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run([*MAIN, "info", "cache.kvlog"], stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_the_extra_one_line_says_what_to_install(missing):
-    code = f"import sys; sys.modules[{missing!r}] = None; from kvcodec.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"kvcodec: {missing} is missing: pip install 'kvcodec-flash[cli]'\n"
-
-
-def test_the_command_line_is_light_to_import():
-    code = (
-        "import sys, kvcodec.cli.app as a; a.run(['encode', '--help'])\n"
-        "print([m for m in ('numpy', 'numba') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-# -- progress ------------------------------------------------------------------------------------------------------
-
-
-def on_a_terminal(code):
-    """What `code` writes to a terminal on stderr."""
-    own, other = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=other)
-    os.close(other)
-    got = b""
-    while True:
-        try:
-            piece = os.read(own, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        got += piece
-    os.close(own)
-    assert child.wait() == 0
-    return got.decode()
-
-
-JOB = (
-    "import time\nfrom kvcodec.cli.progress import progress_bar\n"
-    "with progress_bar('work', wanted={wanted}) as tell:\n    tell(1, 4); time.sleep({seconds})\n"
-)
-
-
-def test_a_bar_is_shown_for_work_longer_than_a_second():
-    assert "work" in on_a_terminal(JOB.format(wanted=True, seconds=1.5))
-    assert on_a_terminal(JOB.format(wanted=True, seconds=0.1)) == ""
-    assert on_a_terminal(JOB.format(wanted=False, seconds=1.2)) == ""
-
-
-def test_no_bar_where_stderr_is_no_terminal(capfd):
-    with progress.progress_bar("work") as tell:
-        tell(1, 2)
-        time.sleep(1.1)
-    assert capfd.readouterr().err == ""
-
-
-# -- small parts ---------------------------------------------------------------------------------------------------
-
-
-def test_sizes_for_readers():
-    shown = [output.size(n) for n in (0, 1023, 1024, 9814016, 314048512, 1 << 32, 1 << 62)]
-    assert shown == ["0 B", "1023 B", "1.00 KiB", "9.36 MiB", "299.50 MiB", "4.00 GiB", "4096.00 PiB"]
-    assert [output.ratio(x) for x in (3.5555, float("nan"), float("inf"))] == ["3.56x", "-", "infx"]
-
-
-def test_an_unforeseen_error_is_not_hidden(here, monkeypatch):
-    import kvcodec.bulk.verify
-
-    def fail(*args, **kwargs):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(kvcodec.bulk.verify, "verify_log", fail)
-    with pytest.raises(ZeroDivisionError):
-        run(["verify", "cache.kvlog"])
-
-
-def test_every_error_has_a_line(capsys):
-    from kvcodec import errors
-
-    kinds = [value for value in vars(errors).values() if isinstance(value, type)]
-    made = [kind(0, "k", 0, 0, 0) if kind is errors.NonFiniteError else kind(5, "why") for kind in kinds]
-    for error in made:
-        text = failures._describe(error, Path("d"), Path("l"))
-        assert text
-    assert signal.SIGINT.value == 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvcodec.bulk.selection import DumpPart
 from kvcodec.dumps.queries import read_window
-from kvcodec.dumps.safetensors import SafetensorsDump
 from kvcodec.errors import DumpError, IdentityMismatch, SpecError
 from kvcodec.layout import StreamId
 from kvcodec.store.model import Layer, Model, Stream
@@ -13,7 +13,7 @@ _NAME_BYTES = 255
 _FLOAT32_AS = "bfloat16"
 
 
-def dump_model(dump: SafetensorsDump, dtype: str | None = None) -> Model:
+def dump_model(dump: DumpPart, dtype: str | None = None) -> Model:
     """Layers keep their numbers: one that the dump has no tensors for keeps no cache.
 
     dtype: "bfloat16" or "float16", for float32 dumps only (bfloat16); a 16-bit dump has its own. Windows and the
@@ -42,7 +42,7 @@ def check_same_model(log: Model, dump: Model) -> None:
         raise IdentityMismatch(f"the log belongs to {log.describe()}, the dump to {dump.describe()}")
 
 
-def _window(dump: SafetensorsDump, layer: int) -> int:
+def _window(dump: DumpPart, layer: int) -> int:
     try:
         return read_window(dump.metadata, layer) or 0
     except DumpError as error:

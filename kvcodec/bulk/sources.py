@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from kvcodec.bulk.dump_model import STREAMS
 from kvcodec.dumps import open_dump
+from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.regular_file import open_regular
-from kvcodec.dumps.safetensors import SafetensorsDump
 from kvcodec.errors import DumpError, UnknownSequence
-from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC, SUPERBLOCKS, StreamId
+from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCK_MAGIC, SUPERBLOCKS
 from kvcodec.log.recover import Recovery
+from kvcodec.store.opening import open_store
 from kvcodec.store.sequence import Sequence as StoreSequence
-from kvcodec.store.store import Store, open_store
+from kvcodec.store.store import Store
 
 _NAMES_SHOWN = 20
 
@@ -35,6 +36,10 @@ class Rows(Protocol):
         """(heads, dim) of K and of V."""
         ...
 
+    def held(self, layer: int) -> range:
+        """The tokens that can be read: all, or those of a layer's sliding window."""
+        ...
+
     def read(self, layer: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """K and V of tokens start <= t < stop, each (tokens, heads, dim)."""
         ...
@@ -43,13 +48,16 @@ class Rows(Protocol):
 class DumpRows:
     """Rows of a dump."""
 
-    def __init__(self, dump: SafetensorsDump) -> None:
+    def __init__(self, dump: Dump) -> None:
         self.dump, self.layers = dump, dump.layers
-        self.tokens = dump.shape(dump.layers[0], StreamId.K)[0]
+        self.tokens = dump.tokens
 
     def shape(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
         k, v = (self.dump.shape(layer, stream)[1:] for stream in STREAMS)
         return k, v
+
+    def held(self, layer: int) -> range:  # noqa: ARG002  # of every layer alike
+        return range(self.tokens)
 
     def read(self, layer: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
         k, v = (self.dump.rows(layer, stream, start, stop) for stream in STREAMS)
@@ -72,6 +80,9 @@ class LogRows:
     def shape(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
         k, v = ((s.heads, s.dim) for s in self._layers[layer])
         return k, v
+
+    def held(self, layer: int) -> range:
+        return self.sequence.held(layer)
 
     def read(self, layer: int, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any]]:
         k, v = self.sequence.read(layer, slice(start, stop))

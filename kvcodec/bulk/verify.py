@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
+from kvcodec.bulk.residency import releasing_pages
 from kvcodec.bulk.salvage import find_lost_tokens
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.dumps.regular_file import open_regular
@@ -16,7 +17,7 @@ from kvcodec.errors import CorruptRecord, FormatError
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
 from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
-from kvcodec.log.reader import Located, Log, Place
+from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
 from kvcodec.store.index import LogIndex, SequenceIndex
@@ -38,7 +39,8 @@ def verify_log(path: str | os.PathLike[str], *, progress: Progress | None = None
     except FormatError as error:
         return VerifyReport(str(path), Verdict.UNREADABLE, str(error), 0, 0, 0, (), None, (), 0, ())
     try:
-        return _Verification(path, device, progress or no_progress).run()
+        with releasing_pages(device):
+            return _Verification(path, device, progress or no_progress).run()
     finally:
         device.close()
 
@@ -126,6 +128,9 @@ class _Verification:
 
     def _check_records(self, located: list[Located], tell: Progress) -> None:
         for n, one in enumerate(located):
+            if one.place == NOWHERE:
+                self.index.enter([one])
+                continue
             self.records += 1
             self._sizes[one.place] = int(one.header["header_bytes"]) + int(one.header["body_bytes"])
             try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,15 +12,19 @@ from kvcodec.cli import options
 from kvcodec.cli.failures import reported
 from kvcodec.cli.output import number, print_json, print_line, print_table, ratio, size
 from kvcodec.cli.progress import progress_bar
+from kvcodec.errors import SpecError
 
 if TYPE_CHECKING:
-    from kvcodec.bulk.encode import EncodeReport
+    from kvcodec.bulk.encode_report import EncodeReport
 
 EXAMPLE = "Example: kvcodec encode dump.safetensors cache.kvlog --k int4/channel/g32 --residual 64"
 
 
 def command(
-    dump: Annotated[Path, typer.Argument(metavar="DUMP", help="A safetensors file with K and V of every layer.")],
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(metavar="DUMP...", help="safetensors, .npz or .npy files with K and V of every layer."),
+    ],
     log: Annotated[Path, typer.Argument(metavar="LOG", help="The log to make.")],
     k: Annotated[str | None, typer.Option(help="Codec of K. [default: int4/channel/g64]", show_default=False)] = None,
     v: Annotated[str | None, typer.Option(help="Codec of V. [default: int4/token/g64]", show_default=False)] = None,
@@ -35,30 +40,50 @@ def command(
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16, of a float32 dump.")] = None,
-    append: Annotated[bool, typer.Option("--append", help="Add a sequence to an existing log.")] = False,
+    layers: options.Layers = None,
+    tokens: options.Tokens = None,
+    append: Annotated[bool, typer.Option("--append", help="Add sequences to an existing log.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the same command was interrupted, or begin.")
+    ] = False,
+    threads: options.Threads = None,
     force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Encode a dump as a sequence of a log. The log is new, or with --append an existing one."""
-    with reported(dump=dump, log=log), progress_bar("encode", wanted=not (json or quiet)) as progress:
-        from kvcodec.bulk.encode import encode_dump
+    """Encode dumps as sequences of a log, each named as its file. The log is new, or with --append an existing one."""
+    about = dumps[0] if len(dumps) == 1 else None
+    with reported(dump=about, log=log), progress_bar("encode", wanted=not (json or quiet)) as progress:
+        from kvcodec.bulk.encode import encode_dump, encode_dumps
 
-        report = encode_dump(
-            dump, log, k=k, v=v, residual=residual, sinks=sinks, device=device, sequence=sequence,
-            mapping=mapping or (), kv_heads=heads, head_dim=head_dim, dtype=dtype, overwrite=force, append=append,
-            progress=progress,
-        )  # fmt: skip
-    if json:
-        print_json(report.as_dict())
+        settings: dict[str, Any] = {
+            "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
+            "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
+            "overwrite": force, "append": append, "resume": resume, "threads": threads, "progress": progress,
+        }  # fmt: skip
+        if len(dumps) == 1:
+            reports: tuple[EncodeReport, ...] = (encode_dump(dumps[0], log, sequence=sequence, **settings),)
+        elif sequence is None:
+            reports = encode_dumps(dumps, log, **settings)
+        else:
+            raise SpecError("--sequence names one dump's sequence, and there are several dumps")
+    if json and len(reports) == 1:
+        print_json(reports[0].as_dict())
+    elif json:
+        sequences = [report.own_dict() for report in reports]
+        print_json({"log": str(log), "sequences": sequences, "stats": reports[0].stats.as_dict()})
     elif not quiet:
-        _print_report(report)
+        _print_reports(reports)
 
 
-def _print_report(report: EncodeReport) -> None:
-    own, stats = report.own, report.stats
-    print_line(f"{report.log}: sequence {report.sequence}, {report.tokens} tokens, {report.layers} layers")
-    print_line(f"coded as {' '.join(own.codecs)}: {number(stats.bytes_per_number, '.4f')} bytes a number")
+def _print_reports(reports: Sequence[EncodeReport]) -> None:
+    for report in reports:
+        print_line(f"{report.log}: sequence {report.sequence}, {report.tokens} tokens, {report.layers} layers")
+        if report.resumed:
+            print_line(f"{report.resumed} of the tokens were there already")
+    stats = reports[0].stats
+    for codecs in dict.fromkeys(report.own.codecs for report in reports):
+        print_line(f"coded as {' '.join(codecs)}: {number(stats.bytes_per_number, '.4f')} bytes a number")
     if len(stats.sequences) > 1:
         print_line(f"the whole log, {len(stats.sequences)} sequences:")
     sizes = (

@@ -16,3 +16,8 @@ Map = Annotated[
 ]
 Heads = Annotated[int | None, typer.Option("--heads", min=1, help="KV heads of a (tokens, heads*dim) dump.")]
 HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, help="Channels of a head of such a dump.")]
+Layers = Annotated[str | None, typer.Option("--layers", help="Layers, such as 0-3,17. [default: all]")]
+Tokens = Annotated[
+    str | None, typer.Option("--tokens", help="Tokens, such as 128:512, :512 or 128:, the end excluded. [default: all]")
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads. [default: as many as cores]")]

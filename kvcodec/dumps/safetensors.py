@@ -1,186 +1,19 @@
-"""Dumps in safetensors files: K and V of every layer, read slice by slice."""
+"""Dumps in safetensors files."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from io import FileIO
 
-import ml_dtypes
-import numpy as np
-from numpy.typing import NDArray
-
-from kvcodec.dumps.names import Sources, locate, shown
-from kvcodec.dumps.queries import Queries, check_queries, read_scale, read_window
-from kvcodec.dumps.regular_file import open_regular
-from kvcodec.dumps.rows import RowsPlace, place_rows, read_geometry
-from kvcodec.dumps.safetensors_header import Entry, read_header
+from kvcodec.dumps.dump import Dump
+from kvcodec.dumps.safetensors_header import read_header
 from kvcodec.dumps.safetensors_writer import SafetensorsWriter
-from kvcodec.errors import DtypeError, DumpError, ShapeError
-from kvcodec.layout import DtypeId, StreamId
+from kvcodec.dumps.tensors import Contents
 
 __all__ = ["SafetensorsDump", "SafetensorsWriter"]
 
-_DTYPES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
-_DTYPE_IDS = {"BF16": DtypeId.BFLOAT16, "F16": DtypeId.FLOAT16}
 
+class SafetensorsDump(Dump):
+    """A safetensors file; see Dump. The only format with metadata of its own, and with 8-bit floats."""
 
-class SafetensorsDump:
-    """K and V of a model's layers in one safetensors file. A context manager; safe to use from many threads.
-
-    Attributes: path; metadata (texts by name); layers (their numbers, ascending); dtype (numpy's: bfloat16,
-    float16 or float32, of all K and V); dtype_id (the log's, None for float32).
-
-    mapping: patterns such as "k=model.{layer}.key" for names that kvcodec.dumps.names does not know. kv_heads,
-    head_dim: needed for (tokens, heads*dim) tensors unless the metadata have them; all shapes are checked against them.
-    Shapes: (tokens, heads, dim), (tokens, heads*dim), (1, heads, tokens, dim), or one tensor
-    (layers, 2, heads, tokens, dim).
-    Raises DumpError for a file that cannot be read or understood, DtypeError for K or V of another dtype, or several.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        mapping: Sequence[str] = (),
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-    ) -> None:
-        self.path = Path(path)
-        self._file = open_regular(self.path)
-        try:
-            self._load(mapping, kv_heads, head_dim)
-        except (DumpError, DtypeError) as error:
-            self._file.close()
-            raise type(error)(f"{self.path}: {error}") from None
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _load(self, mapping: Sequence[str], kv_heads: int | None, head_dim: int | None) -> None:
-        try:
-            header = read_header(self._file.fileno())
-        except OSError as error:
-            raise DumpError(f"cannot read: {error.strerror}") from None
-        self._tensors, self.metadata = header.tensors, header.metadata
-        shapes = {name: entry.shape for name, entry in self._tensors.items()}
-        floating = [name for name, entry in self._tensors.items() if entry.floating]
-        self._sources = locate(shapes, floating, mapping)
-        self.layers = tuple(sorted({layer for layer, _ in self._sources}))
-        self._code = _one_dtype(self._sources, self._tensors)
-        geometry = read_geometry(kv_heads, head_dim, self.metadata)
-        self._places = {
-            key: place_rows(source, shapes[source.name], geometry) for key, source in sorted(self._sources.items())
-        }
-        _check_tokens(self._sources, self._places)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = _DTYPES[self._code]
-        return dtype
-
-    @property
-    def dtype_id(self) -> DtypeId | None:
-        return _DTYPE_IDS.get(self._code)
-
-    def shape(self, layer: int, stream: StreamId) -> tuple[int, int, int]:
-        """(tokens, heads, dim). Raises DumpError for a layer or stream that the file has not."""
-        return self._place(layer, stream).shape
-
-    def rows(self, layer: int, stream: StreamId, start: int, stop: int) -> NDArray[Any]:
-        """Rows of the tokens start <= t < stop: (tokens, heads, dim) of `dtype`, an array of the caller's own.
-
-        Reads no more than these from the disk. Raises ShapeError unless 0 <= start <= stop <= tokens; DumpError
-        for a layer or stream that the file has not, a file that shrank, and after close().
-        """
-        place = self._place(layer, stream)
-        if not 0 <= start <= stop <= place.tokens:
-            what = f"layer {layer} {stream.name}: tokens {start}:{stop}"
-            raise ShapeError(f"{self.path}: {what}, want a range in 0:{place.tokens}")
-        name = self._sources[layer, stream].name
-        if place.head_stride == place.dim:
-            rows = np.empty((stop - start, place.heads, place.dim), self.dtype)
-            self._read(name, place.first + start * place.token_stride, rows)
-            return rows
-        heads = np.empty((place.heads, stop - start, place.dim), self.dtype)
-        for head in range(place.heads):
-            self._read(name, place.first + head * place.head_stride + start * place.token_stride, heads[head])
-        return np.ascontiguousarray(heads.transpose(1, 0, 2))
-
-    def queries(self, layer: int) -> Queries | None:
-        """The queries of `layer`, None if the file has none. Raises DumpError, DtypeError if they are malformed."""
-        name = f"q.{layer}"
-        _, kv_heads, dim = self.shape(layer, StreamId.K)
-        if not {name, "q_pos"} <= self._tensors.keys():
-            return None
-        entry, positions = self._tensors[name], self._tensors["q_pos"]
-        if entry.code not in _DTYPES:
-            raise DtypeError(f"{self.path}: tensor {name!r} is {entry.code}, want BF16, F16 or F32")
-        if positions.code not in ("I32", "I64") or len(positions.shape) != 1:
-            raise DumpError(f"{self.path}: tensor 'q_pos' is {positions.code} {list(positions.shape)}, want I32 (n,)")
-        try:
-            check_queries(name, entry.shape, positions.shape[0], kv_heads, dim)
-            scale, window = read_scale(self.metadata), read_window(self.metadata, layer)
-        except DumpError as error:
-            raise DumpError(f"{self.path}: {error}") from None
-        q = np.empty(entry.shape, _DTYPES[entry.code])
-        self._read(name, 0, q)
-        at = np.empty(positions.shape, np.int32 if positions.code == "I32" else np.int64)
-        self._read("q_pos", 0, at)
-        return Queries(q.astype(np.float32), at.astype(np.int64), scale, window)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _place(self, layer: int, stream: StreamId) -> RowsPlace:
-        try:
-            return self._places[layer, stream]
-        except KeyError:
-            raise DumpError(f"{self.path}: no layer {layer} {stream.name}") from None
-
-    def _read(self, name: str, first: int, into: NDArray[Any]) -> None:
-        """Fills the contiguous `into` with the tensor's numbers from `first` on."""
-        if self._file.closed:
-            raise DumpError(f"{self.path}: the dump was closed")
-        view = into.reshape(-1).view(np.uint8).data
-        at = self._tensors[name].begin + first * into.itemsize
-        while view:
-            try:
-                got = os.preadv(self._file.fileno(), [view], at)
-            except OSError as error:
-                raise DumpError(f"{self.path}: cannot read byte {at}: {error.strerror}") from None
-            if got == 0:
-                raise DumpError(f"{self.path}: tensor {shown(name)} ends at byte {at}: the file shrank")
-            view, at = view[got:], at + got
-
-
-def _one_dtype(sources: Sources, tensors: dict[str, Entry]) -> str:
-    """The format's name of the dtype that all K and V have."""
-    first = next(iter(sources.values())).name
-    for source in sources.values():
-        code = tensors[source.name].code
-        if code not in _DTYPES:
-            raise DtypeError(f"tensor {shown(source.name)} is {code}, want BF16, F16 or F32")
-        if code != tensors[first].code:
-            both = f"{shown(first)} is {tensors[first].code} and {shown(source.name)} is {code}"
-            raise DtypeError(f"{both}, want one dtype for all K and V")
-    return tensors[first].code
-
-
-def _check_tokens(sources: Sources, places: dict[tuple[int, StreamId], RowsPlace]) -> None:
-    first = next(iter(places))
-    for key, place in places.items():
-        if place.tokens != places[first].tokens:
-            one = f"layer {first[0]} {first[1].name} ({shown(sources[first].name)}) has {places[first].tokens} tokens"
-            other = f"layer {key[0]} {key[1].name} ({shown(sources[key].name)}) has {place.tokens}"
-            raise DumpError(f"{one}, {other}")
+    def _read_contents(self, file: FileIO) -> Contents:
+        return read_header(file.fileno())

@@ -12,35 +12,19 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from kvcodec.dumps.names import shown
+from kvcodec.dumps.tensors import CODES, DTYPES, Contents, Entry
 from kvcodec.errors import DtypeError, DumpError
 
 HEADER_CAP = 100_000_000
 AXES_MAX = 64  # numpy's own
 METADATA_KEY = "__metadata__"
 _LENGTH = struct.Struct("<Q")
-_NUMPY = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "F32": np.dtype(np.float32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F64": np.dtype(np.float64),
-}
-_CODES = {dtype: code for code, dtype in _NUMPY.items()}
-_BITS = {code: 8 * dtype.itemsize for code, dtype in _NUMPY.items()} | {
+_BITS = {code: 8 * dtype.itemsize for code, dtype in DTYPES.items()} | {
     "F4": 4,
     "F6_E2M3": 6,
     "F6_E3M2": 6,
@@ -53,33 +37,7 @@ _BITS = {code: 8 * dtype.itemsize for code, dtype in _NUMPY.items()} | {
 }
 
 
-class Entry(NamedTuple):
-    """One tensor. code: the format's name of its dtype. begin, end: bytes from the start of the file."""
-
-    code: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def floating(self) -> bool:
-        return self.code.startswith(("F", "BF"))
-
-    @property
-    def dtype(self) -> np.dtype[Any] | None:
-        """None if numpy has no such dtype."""
-        return _NUMPY.get(self.code)
-
-
-class Header(NamedTuple):
-    """What the header says. tensors: by name, in the order of their bytes. data: where they begin in the file."""
-
-    tensors: dict[str, Entry]
-    metadata: dict[str, str]
-    data: int
-
-
-def read_header(file: int) -> Header:
+def read_header(file: int) -> Contents:
     """Reads and checks the header of the open file descriptor. Raises DumpError."""
     size = os.fstat(file).st_size
     prefix = os.pread(file, _LENGTH.size, 0)
@@ -91,19 +49,25 @@ def read_header(file: int) -> Header:
         raise DumpError(f"header of {length} bytes, want {HEADER_CAP} at most: no safetensors file")
     if data > size:
         raise DumpError(f"truncated: header of {length} bytes in a file of {size}")
-    table = _parse_json(os.pread(file, length, _LENGTH.size))
-    metadata = table.pop(METADATA_KEY, None)
-    if metadata is None:
-        metadata = {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise DumpError(f"header: {METADATA_KEY} is not a table of texts")
+    table = parse_json(os.pread(file, length, _LENGTH.size))
+    metadata = check_metadata(table.pop(METADATA_KEY, None), f"header: {METADATA_KEY}")
     entries = {name: _parse_entry(name, fields, data) for name, fields in table.items()}
     tensors = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
     _check_cover(tensors, data, size)
-    return Header(tensors, metadata, data)
+    return Contents(tensors, metadata)
 
 
-def _parse_json(text: bytes) -> dict[str, Any]:
+def check_metadata(metadata: object, what: str) -> dict[str, str]:
+    """Texts by name; none for None. Raises DumpError."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise DumpError(f"{what} is not a table of texts")
+    return metadata
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A table, without repeated keys, lone surrogates and NaN. Raises DumpError."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -194,11 +158,11 @@ def build_header(
     for name, dtype, shape in sorted(tensors, key=lambda tensor: -tensor[1].itemsize):
         if name in entries or name == METADATA_KEY:
             raise DumpError(f"tensor name {shown(name)} is {'there twice' if name in entries else 'reserved'}")
-        if dtype not in _CODES:
+        if dtype not in CODES:
             raise DtypeError(f"tensor {shown(name)}: safetensors has no dtype {dtype}")
         end = at + math.prod(shape) * dtype.itemsize
-        table[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        entries[name] = Entry(_CODES[dtype], shape, at, end)
+        table[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        entries[name] = Entry(CODES[dtype], shape, at, end)
         at = end
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)

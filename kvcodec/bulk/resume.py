@@ -1,0 +1,110 @@
+"""Going on with a sequence whose encoding was interrupted: does it belong to this dump, and where does it go on?
+
+Nothing beside the log remembers the dump. What the log holds is compared with what encoding the dump would have put
+there, bit by bit: rows that are still as they were, and of every layer and stream the first coded groups, the middle
+one and the last. A row of a KV cache depends on all tokens before it, so that the last group of another conversation
+differs wherever in it the first other token stands. Names, model and codecs must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.bulk.dump_model import check_same_model
+from kvcodec.bulk.selection import DumpPart
+from kvcodec.codecs import codec_for
+from kvcodec.codecs.rows import RowCodec
+from kvcodec.errors import SpecError
+from kvcodec.layout import CodecId, Kind
+from kvcodec.log.frame import new_record
+from kvcodec.store.coding import Coding, Wish
+from kvcodec.store.extents import Extent
+from kvcodec.store.index import Key, SequenceIndex, read_spec
+from kvcodec.store.model import Model, Stream
+from kvcodec.store.reading import read_extent
+from kvcodec.store.rows import take_rows
+from kvcodec.store.store import Store
+
+_STEPS = 4  # the newest records of open rows that are compared
+
+
+def check_continues(store: Store, name: str, source: DumpPart, model: Model, asked: Mapping[str, Any]) -> None:
+    """Raises SpecError or IdentityMismatch unless the sequence holds the first tokens of `source`, encoded as `asked`.
+
+    asked: the options `k`, `v`, `residual` and `sinks`; one that is None may have been anything.
+    """
+    index = store.index.sequences[store.index.by_name[name]]
+    check_same_model(index.model, model)
+    what = f"{store.path}: sequence {name!r}"
+    policy = Coding().under(Wish.parse(asked, "encode")).policy(index.model, index.info.policy)
+    for layer, id_ in index.maps:
+        was, is_ = index.info.policy.at(layer, id_), policy.at(layer, id_)
+        if was != is_:
+            raise SpecError(f"{what} was begun with other options: layer {layer} {id_.name} as {was}, not {is_}")
+    if index.length > source.tokens:
+        raise SpecError(f"{what} has {index.length} tokens, more than the {source.tokens} to encode: another dump")
+    for key, extent in _samples(index):
+        coded = extent.coded
+        if coded.first + coded.tokens <= source.tokens and not _holds(store, index, key, extent, source):
+            where = f"layer {key[0]} {key[1].name}, tokens {coded.first} to {coded.first + coded.tokens - 1}"
+            raise SpecError(f"{what} is not of this dump: {where} differ")
+
+
+def _samples(index: SequenceIndex) -> Iterator[tuple[Key, Extent]]:
+    for key, extents in index.maps.items():
+        there = extents.covering(0, index.length)
+        groups = [extent for extent in there if extent.coded.step is None]
+        for n in sorted({0, 1, len(groups) // 2, len(groups) - 1} & set(range(len(groups)))):
+            yield key, groups[n]
+        for extent in [extent for extent in there if extent.coded.step is not None][-_STEPS:]:
+            yield key, extent
+
+
+def _holds(store: Store, index: SequenceIndex, key: Key, extent: Extent, source: DumpPart) -> bool:
+    """Whether a record holds what encoding the dump's rows gives."""
+    layer, id_ = key
+    stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
+    first, tokens = extent.coded.first, extent.coded.tokens
+    bits = take_rows(source.rows(layer, id_, first, first + tokens), index.model, layer, stream, first)
+    held = read_extent(store.log, extent, stream, index.model.dtype_id, as_float32=False)
+    return bool(np.array_equal(held, _recode(store, extent, stream, index.model, bits)))
+
+
+def _recode(store: Store, extent: Extent, stream: Stream, model: Model, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """The rows that the record's codec makes of `bits`."""
+    coded, dtype = extent.coded, model.dtype_id
+    if coded.step is None:
+        header, _ = store.log.load(coded.parts[0].place)
+        codec = codec_for(read_spec(header), stream.id)
+        body = codec.encode(bits, dtype, coded.tokens).body[0]
+        return codec.decode(body, coded.tokens, stream.dim, dtype, as_float32=False)
+    if coded.step.codec == CodecId.RAW:
+        return bits
+    rows = RowCodec(coded.step, stream.id)
+    return rows.decode(rows.encode(bits, dtype), stream.dim, dtype, as_float32=False)
+
+
+def rewind(store: Store, name: str) -> None:
+    """Drop what a crash left beyond the last token at which no coded group of any stream is cut.
+
+    Streams have groups of different lengths, and a crash may leave some of them behind the others. Going on where the
+    shortest ends would cut a group of another and begin the next one in the middle: right, but not what encoding
+    without an interruption gives. `store` is a writer whose sequence `name` was not taken up yet.
+    """
+    index = store.index.sequences[store.index.by_name[name]]
+    point = before = index.length
+    while True:
+        for extents in index.maps.values():
+            for extent in extents.covering(point - 1, point) if point else ():
+                coded = extent.coded
+                if coded.step is None and coded.first < point < coded.first + coded.tokens:
+                    point = coded.first
+        if point == before:
+            break
+        before = point
+    if point < index.length:
+        store.log_records([new_record(Kind.DROP, b"", sequence=index.info.id, first_token=point)])
