@@ -1,6 +1,7 @@
 """Parts of dumps and sequences, several dumps, every sequence, formats and threads."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.caches import rows, same
 from tests.test_bulk import dump_fixture, log_fixture, make_dump, names, write_dump  # noqa: F401
 
 K, V = StreamId.K, StreamId.V
+REAL = Path(__file__).parent / "data" / "gemma3_270m_512_3layers.safetensors"
 
 
 # -- layers and tokens ---------------------------------------------------------------------------------------------
@@ -244,3 +246,24 @@ def test_a_log_that_is_replaced_while_it_is_read(dump, log):
             with pytest.raises(SpecError, match="was replaced while it was read"), readers.lend():
                 pass
         readers.close()
+
+
+def test_a_spec_file_and_the_models_identity_go_into_the_log(tmp_path):
+    (tmp_path / "spec.toml").write_text('k = "int8/channel/g64"\nresidual = 16\n[[layer]]\nlayers = 17\nv = "raw"\n')
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    (tmp_path / "other.json").write_text('{"model_type": "llama"}')
+    log = tmp_path / "a.kvlog"
+    options = {"spec": tmp_path / "spec.toml", "model_file": tmp_path / "config.json", "shard": "1/2"}
+    encode_dump(REAL, log, **options)
+    with kv.open(log) as store:
+        assert (store.model.shard, store.model.shards, len(store.model.fingerprint)) == (1, 2, 32)
+        policy = store.index.sequences[1].info.policy
+        assert [str(policy.at(n, s).spec) for n in (8, 17) for s in (kv.StreamId.K, kv.StreamId.V)] == [
+            "int8/channel/g64", "int4/token/g64", "int8/channel/g64", "raw",
+        ]  # fmt: skip
+    for wrong in ({"model_file": tmp_path / "other.json"}, {"shard": "0/2"}):
+        with pytest.raises(IdentityMismatch, match=r"fingerprint|shard"):
+            encode_dump(REAL, log, append=True, sequence="b", **(options | wrong))
+    encode_dump(REAL, log, append=True, sequence="b", **options)
+    with pytest.raises(SpecError, match="0/8"):
+        encode_dump(REAL, log, append=True, sequence="c", shard="2")

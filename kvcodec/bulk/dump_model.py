@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+
 from kvcodec.bulk.selection import DumpPart
+from kvcodec.dumps.identity import fingerprint_file
 from kvcodec.dumps.queries import read_window
 from kvcodec.errors import DumpError, IdentityMismatch, SpecError
 from kvcodec.layout import StreamId
+from kvcodec.store.identity import differences
 from kvcodec.store.model import Layer, Model, Stream
 
 STREAMS = (StreamId.K, StreamId.V)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a dump does not tell of its model: a fingerprint of 32 bytes or none, and which tensor-parallel shard."""
+
+    fingerprint: bytes = b""
+    shard: int = 0
+    shards: int = 1
+
+    @classmethod
+    def of(cls, model_file: str | os.PathLike[str] | None, shard: str | None) -> Identity:
+        """Of a model's file, hashed, and a shard such as "0/8". Raises DumpError, SpecError."""
+        fingerprint = fingerprint_file(model_file) if model_file is not None else b""
+        if shard is None:
+            return cls(fingerprint)
+        number, _, count = shard.partition("/")
+        if not all(n.isascii() and n.isdigit() and len(n) < 6 for n in (number, count)):
+            raise SpecError(f"shard {shard!r}, want one such as 0/8")
+        return cls(fingerprint, int(number), int(count))
+
+
+NOBODY = Identity()
 _NAME_BYTES = 255
 _FLOAT32_AS = "bfloat16"
 
 
-def dump_model(dump: DumpPart, dtype: str | None = None) -> Model:
+def dump_model(dump: DumpPart, dtype: str | None = None, identity: Identity = NOBODY) -> Model:
     """Layers keep their numbers: one that the dump has no tensors for keeps no cache.
 
     dtype: "bfloat16" or "float16", for float32 dumps only (bfloat16); a 16-bit dump has its own. Windows and the
@@ -28,18 +56,22 @@ def dump_model(dump: DumpPart, dtype: str | None = None) -> Model:
         streams = tuple(Stream(stream, *dump.shape(number, stream)[1:]) for stream in STREAMS)
         layers[number] = Layer(streams, _window(dump, number))
     name = dump.metadata.get("model", "").encode(errors="replace")[:_NAME_BYTES].decode(errors="ignore")
-    return Model(tuple(layers), own or dtype or _FLOAT32_AS, name)
+    own_dtype = own or dtype or _FLOAT32_AS
+    return Model(tuple(layers), own_dtype, name, identity.fingerprint, identity.shard, identity.shards)
 
 
 def check_same_model(log: Model, dump: Model) -> None:
     """Raises IdentityMismatch unless a dump's rows can stand in a log of model `log`.
 
-    Streams, windows and dtype must be the same, and names where both have one.
+    Streams, windows, dtype and shard must be the same, and names and fingerprints where both have one.
     """
     shapes = [[(layer.streams, layer.window) for layer in model.layers] for model in (log, dump)]
     names = {model.name for model in (log, dump) if model.name}
-    if shapes[0] != shapes[1] or log.dtype != dump.dtype or len(names) > 1:
-        raise IdentityMismatch(f"the log belongs to {log.describe()}, the dump to {dump.describe()}")
+    prints = {model.fingerprint for model in (log, dump) if model.fingerprint}
+    shards = {(model.shard, model.shards) for model in (log, dump)}
+    if shapes[0] != shapes[1] or log.dtype != dump.dtype or len(names) > 1 or len(prints) > 1 or len(shards) > 1:
+        where = "; ".join(differences(log, dump)[:4])
+        raise IdentityMismatch(f"the log belongs to {log.describe()}, the dump to {dump.describe()} ({where})")
 
 
 def _window(dump: DumpPart, layer: int) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvcodec.bulk.chunks import Progress
+from kvcodec.bulk.dump_model import Identity
 from kvcodec.bulk.encode_job import EncodeJob, Named
 from kvcodec.bulk.encode_report import EncodeReport
 from kvcodec.bulk.selection import Layers, Tokens
 from kvcodec.errors import SpecError
 from kvcodec.flash.geometry import Geometry
 from kvcodec.spec import CodecSpec
+from kvcodec.store.coding import Coding
 from kvcodec.store.policy import check_name
 
 FilePath = str | os.PathLike[str]
@@ -25,14 +27,17 @@ def encode_dump(
     *,
     k: str | CodecSpec | None = None,
     v: str | CodecSpec | None = None,
-    residual: int | None = None,
-    sinks: int | None = None,
+    residual: int | Mapping[str, int] | None = None,
+    sinks: int | Mapping[str, int] | None = None,
+    spec: FilePath | Coding | None = None,
     device: str | Geometry = "tlc",
     sequence: str | None = None,
     mapping: Sequence[str] = (),
     kv_heads: int | None = None,
     head_dim: int | None = None,
     dtype: str | None = None,
+    model_file: FilePath | None = None,
+    shard: str | None = None,
     layers: Layers = None,
     tokens: Tokens = None,
     overwrite: bool = False,
@@ -43,9 +48,11 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump as one sequence of a log.
 
-    k, v, residual, sinks, device: as kvcodec.open takes them. sequence: its name, the dump's stem by default.
+    k, v, residual, sinks, spec, device: as kvcodec.open takes them. sequence: its name, the dump's stem by default.
     mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is rounded to,
-    bfloat16 by default. layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
+    bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose fingerprint the log
+    keeps; shard: "0/8" of a tensor-parallel dump. layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by
+    default.
     append: add the sequence to an existing log, whose device and, where not given, codecs stay. threads: for coding
     layers in parallel, by default as many as there are cores; the log does not depend on it.
     progress: called with (done, total) in tokens times layers. Memory: 32 MiB of rows and about four times that for
@@ -62,8 +69,9 @@ def encode_dump(
     `resume` one of another dump.
     """
     job = EncodeJob(
-        Path(log), {"k": k, "v": v, "residual": residual, "sinks": sinks}, device, tuple(mapping), kv_heads, head_dim,
-        dtype, layers, tokens, overwrite, append, resume, threads, progress,
+        Path(log), {"k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec}, device, tuple(mapping),
+        kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume, threads, progress,
+        Identity.of(model_file, shard),
     )  # fmt: skip
     return job.run([Named(Path(dump), Path(dump).stem if sequence is None else sequence)])[0]
 
@@ -84,6 +92,7 @@ def encode_dumps(dumps: Sequence[FilePath], log: FilePath, **options: Any) -> tu
         if one.sequence in known:
             raise SpecError(f"{known[one.sequence]} and {one.dump} would both be sequence {one.sequence!r}: rename one")
         known[one.sequence] = one.dump
-    coding = {name: options.pop(name, None) for name in ("k", "v", "residual", "sinks")}
+    coding = {name: options.pop(name, None) for name in ("k", "v", "residual", "sinks", "spec")}
+    identity = Identity.of(options.pop("model_file", None), options.pop("shard", None))
     mapping = tuple(options.pop("mapping", ()))
-    return EncodeJob(Path(log), coding, mapping=mapping, **options).run(named)
+    return EncodeJob(Path(log), coding, mapping=mapping, identity=identity, **options).run(named)

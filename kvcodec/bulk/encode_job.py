@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.copy_rows import check_rows, copy_rows
-from kvcodec.bulk.dump_model import check_same_model, dump_model
+from kvcodec.bulk.dump_model import NOBODY, Identity, check_same_model, dump_model
 from kvcodec.bulk.encode_report import EncodeReport
 from kvcodec.bulk.new_log import clear, new_log
 from kvcodec.bulk.residency import releasing_pages
@@ -50,7 +50,7 @@ class _Surveyed(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """The options of encode_dump, which see. coding: `k`, `v`, `residual` and `sinks`."""
+    """The options of encode_dump, which see. coding: `k`, `v`, `residual`, `sinks` and `spec`."""
 
     log: Path
     coding: dict[str, Any]
@@ -66,6 +66,7 @@ class EncodeJob:
     resume: bool = False
     threads: int | None = None
     progress: Progress | None = None
+    identity: Identity = NOBODY
 
     def run(self, dumps: Sequence[Named]) -> tuple[EncodeReport, ...]:
         """Encode all `dumps`, whose names differ."""
@@ -158,7 +159,8 @@ class EncodeJob:
         surveyed = []
         for one in dumps:
             with self._open_part(one.dump) as source:
-                model = dump_model(source, self.dtype or (float32_as if source.dtype_id is None else None))
+                dtype = self.dtype or (float32_as if source.dtype_id is None else None)
+                model = dump_model(source, dtype, self.identity)
                 surveyed.append(_Surveyed(one, model, source.tokens, len(source.layers)))
             check_same_model(surveyed[0].model, model)
         return surveyed

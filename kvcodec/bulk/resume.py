@@ -21,7 +21,7 @@ from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import SpecError
 from kvcodec.layout import CodecId, Kind
 from kvcodec.log.frame import new_record
-from kvcodec.store.coding import Coding, Wish
+from kvcodec.store.coding import ask
 from kvcodec.store.extents import Extent
 from kvcodec.store.index import Key, SequenceIndex, read_spec
 from kvcodec.store.model import Model, Stream
@@ -40,7 +40,8 @@ def check_continues(store: Store, name: str, source: DumpPart, model: Model, ask
     index = store.index.sequences[store.index.by_name[name]]
     check_same_model(index.model, model)
     what = f"{store.path}: sequence {name!r}"
-    policy = Coding().under(Wish.parse(asked, "encode")).policy(index.model, index.info.policy)
+    others = {name: value for name, value in asked.items() if name != "spec"}
+    policy = ask(asked.get("spec"), others, "encode").policy(index.model, index.info.policy)
     for layer, id_ in index.maps:
         was, is_ = index.info.policy.at(layer, id_), policy.at(layer, id_)
         if was != is_:

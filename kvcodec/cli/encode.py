@@ -34,12 +34,21 @@ def command(
     sinks: Annotated[
         int | None, typer.Option(min=0, help="First tokens kept raw. [default: 4]", show_default=False)
     ] = None,
-    device: Annotated[str, typer.Option(help="tlc, slc, or page=...,unit=...,block=...,cycles=...")] = "tlc",
+    spec: Annotated[
+        Path | None, typer.Option(help="A TOML file with codecs and windows, by layer where it says so.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="tlc, slc, mlc, qlc, nor, or page=...,unit=...,block=...,cycles=...")
+    ] = "tlc",
     sequence: Annotated[str | None, typer.Option(help="Name of the sequence. [default: the dump's stem]")] = None,
     mapping: options.Map = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16, of a float32 dump.")] = None,
+    model_file: Annotated[
+        Path | None, typer.Option(help="config.json, .safetensors or .gguf of the model: its fingerprint is kept.")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(help="Which tensor-parallel part the dump is, such as 0/8.")] = None,
     layers: options.Layers = None,
     tokens: options.Tokens = None,
     append: Annotated[bool, typer.Option("--append", help="Add sequences to an existing log.")] = False,
@@ -58,6 +67,7 @@ def command(
 
         settings: dict[str, Any] = {
             "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
+            "spec": spec, "model_file": model_file, "shard": shard,
             "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
             "overwrite": force, "append": append, "resume": resume, "threads": threads, "progress": progress,
         }  # fmt: skip

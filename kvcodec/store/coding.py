@@ -90,6 +90,12 @@ class Coding:
         return policy
 
 
+def ask(spec: str | Path | Coding | None, asked: Mapping[str, Any], where: str) -> Coding:
+    """What a spec (a TOML file, or a Coding) and arguments beside it, which go above it, ask for. Raises SpecError."""
+    coding = spec if isinstance(spec, Coding) else read_spec_file(spec) if spec is not None else Coding()
+    return coding.under(Wish.parse(asked, where))
+
+
 def read_spec_file(path: str | Path) -> Coding:
     """A TOML spec file: k, v, c, kr, residual, sinks, and [[layer]] tables with `layers = "0-3,17"` and the same keys.
 

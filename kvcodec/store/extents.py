@@ -11,12 +11,17 @@ from kvcodec.spec import CodecSpec
 
 
 class Part(NamedTuple):
-    """Rows of some heads of a record: where the record lies, and where in its body the rows begin."""
+    """Rows of some heads of a record: where the record lies, and where in its body the rows begin.
+
+    size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes.
+    """
 
     place: Place
     first_head: int
     heads: int
     body_offset: int
+    size: int = 0
+    coded: bool = False
 
 
 class Coded(NamedTuple):

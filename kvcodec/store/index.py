@@ -12,6 +12,7 @@ from kvcodec.codecs.rows import RowCodec
 from kvcodec.codecs.sections import HeadSections
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
+from kvcodec.log.frame import host_bytes
 from kvcodec.log.reader import NOWHERE, Located, Log
 from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
@@ -192,9 +193,10 @@ class LogIndex:
         stored = tuple(int(h[f]) for f in ("metadata_bytes", "code_bytes", "error_bytes"))
         self._want(one, stored == sizes, f"section sizes {stored}, want {sizes}")
         self._want(one, int(h["body_bytes"]) == sizes[2] + heads * sections.total, "body length")
-        part = Part(one.place, int(h["first_head"]), heads, sizes[2])
-        coded = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
-        whole = sequence.add((int(h["first_layer"]), stream.id), coded, stream.heads)
+        coded = int(h["codec"]) != CodecId.RAW
+        part = Part(one.place, int(h["first_head"]), heads, sizes[2], host_bytes(h), coded)
+        group = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
+        whole = sequence.add((int(h["first_layer"]), stream.id), group, stream.heads)
         self._want(one, whole, _CONTRADICTION)
 
     def _enter_step(self, one: Located) -> None:

@@ -15,7 +15,7 @@ from kvcodec.layout import CodecId, StreamId
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.spec import CodecSpec
-from kvcodec.store.coding import Coding, Wish, read_spec_file
+from kvcodec.store.coding import Coding, ask
 from kvcodec.store.model import Model
 from kvcodec.store.store import Store
 
@@ -59,9 +59,8 @@ def open_store(
     """
     path = Path(path)
     recovery = Recovery.parse(recovery)
-    coding = spec if isinstance(spec, Coding) else read_spec_file(spec) if spec is not None else Coding()
     asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks}
-    coding = coding.under(Wish.parse(asked, "open"))
+    coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
     _check_options(mode, model, durability, journal, threads)
     if mode == "w":

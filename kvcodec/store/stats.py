@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
-from kvcodec.layout import SPARE_BYTES, CodecId, Kind
-from kvcodec.log.frame import host_bytes
+from kvcodec.layout import SPARE_BYTES, CodecId
 from kvcodec.store.index import row_bytes
 
 if TYPE_CHECKING:
@@ -144,13 +143,9 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
                     coded += rows * row_bytes(extent.coded.step, stream)
                     numbers += rows * stream.dim
                 continue
-            size, raw = 0, False
-            for part in extent.coded.parts:
-                header, _ = store.log.load(part.place)
-                size += host_bytes(header)
-                raw = int(header["kind"]) == Kind.GROUP and int(header["metadata_bytes"]) == 0
+            size = sum(part.size for part in extent.coded.parts)
             payload += size
-            if not raw:
+            if extent.coded.parts[0].coded:
                 coded += size
                 numbers += extent.coded.tokens * stream.heads * stream.dim
     specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
