@@ -154,8 +154,10 @@ class Image:
     @property
     def size(self) -> int:
         fd = self.fd()
-        with device_errors(self.path, "size"):
+        try:
             return os.fstat(fd).st_size
+        except OSError as error:  # no context manager here: every look at the map asks for the size
+            raise DeviceError(error.errno, f"size: {error.strerror}", str(self.path)) from error
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` bytes from `offset`, as many of them as the file has, without a copy.
