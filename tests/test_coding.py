@@ -1,5 +1,8 @@
 """Codecs by stream and layer: arguments, TOML spec files, and the policies that come of them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import kvcodec as kv
@@ -86,3 +89,11 @@ def test_an_empty_file_asks_for_nothing(tmp_path):
     (tmp_path / "spec.toml").write_text("")
     with kv.open(tmp_path / "c", "w", model=tiny_model(1), spec=read_spec_file(tmp_path / "spec.toml")) as store:
         assert policies(store) == [["int4/channel/g64 128 4", "int4/token/g64 128 4"]]
+
+
+def test_the_readmes_spec_file_is_one(tmp_path):
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    (tmp_path / "spec.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S).group(1))
+    with kv.open(tmp_path / "c", "w", model=tiny_model(18), spec=tmp_path / "spec.toml") as store:
+        assert policies(store)[0] == ["int4/channel/g64 128 4", "int8/token/g64 64 4"]
+        assert policies(store)[1] == ["int4/channel/g64 128 4", "int4/token/g64 64 4"]
