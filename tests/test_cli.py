@@ -268,5 +268,5 @@ def test_the_readme_example_works(tmp_path, monkeypatch):
     names_of_example: dict[str, object] = {}
     exec(text.split("```python\n")[1].split("```")[0], names_of_example)
     assert names_of_example["k"].shape == (100, 8, 128)
-    assert len(text.splitlines()) < 120
+    assert len(text.splitlines()) < 150
     assert "pip install kvcodec" not in text
