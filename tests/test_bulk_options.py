@@ -265,5 +265,9 @@ def test_a_spec_file_and_the_models_identity_go_into_the_log(tmp_path):
         with pytest.raises(IdentityMismatch, match=r"fingerprint|shard"):
             encode_dump(REAL, log, append=True, sequence="b", **(options | wrong))
     encode_dump(REAL, log, append=True, sequence="b", **options)
+    by_hand = store.model.fingerprint.hex()
+    encode_dump(REAL, log, append=True, sequence="c", model_file=by_hand, shard="1/2")
+    with pytest.raises(DumpError, match="cannot open"):
+        encode_dump(REAL, log, append=True, sequence="d", model_file="nowhere", shard="1/2")
     with pytest.raises(SpecError, match="0/8"):
         encode_dump(REAL, log, append=True, sequence="c", shard="2")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from kvcodec.bulk.selection import DumpPart
-from kvcodec.dumps.identity import fingerprint_file
+from kvcodec.dumps.identity import fingerprint_file, parse_fingerprint
 from kvcodec.dumps.queries import read_window
 from kvcodec.errors import DumpError, IdentityMismatch, SpecError
 from kvcodec.layout import StreamId
@@ -25,9 +25,14 @@ class Identity:
     shards: int = 1
 
     @classmethod
-    def of(cls, model_file: str | os.PathLike[str] | None, shard: str | None) -> Identity:
-        """Of a model's file, hashed, and a shard such as "0/8". Raises DumpError, SpecError."""
-        fingerprint = fingerprint_file(model_file) if model_file is not None else b""
+    def of(cls, model: str | os.PathLike[str] | None, shard: str | None) -> Identity:
+        """Of a model, which is its file, to be hashed, or its fingerprint as 64 hexadecimal digits, and of a shard such
+        as "0/8". Raises DumpError, SpecError.
+        """
+        fingerprint = b""
+        if model is not None:
+            by_hand = isinstance(model, str) and not os.path.exists(model) and len(model) == _HEX_DIGITS
+            fingerprint = parse_fingerprint(str(model)) if by_hand else fingerprint_file(model)
         if shard is None:
             return cls(fingerprint)
         number, _, count = shard.partition("/")
@@ -38,6 +43,7 @@ class Identity:
 
 NOBODY = Identity()
 _NAME_BYTES = 255
+_HEX_DIGITS = 64
 _FLOAT32_AS = "bfloat16"
 
 

@@ -51,8 +51,8 @@ def encode_dump(
     k, v, residual, sinks, spec, device: as kvcodec.open takes them. sequence: its name, the dump's stem by default.
     mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is rounded to,
     bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose fingerprint the log
-    keeps; shard: "0/8" of a tensor-parallel dump. layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by
-    default.
+    keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
+    layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
     append: add the sequence to an existing log, whose device and, where not given, codecs stay. threads: for coding
     layers in parallel, by default as many as there are cores; the log does not depend on it.
     progress: called with (done, total) in tokens times layers. Memory: 32 MiB of rows and about four times that for

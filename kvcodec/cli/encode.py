@@ -46,7 +46,8 @@ def command(
     head_dim: options.HeadDim = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16, of a float32 dump.")] = None,
     model_file: Annotated[
-        Path | None, typer.Option(help="config.json, .safetensors or .gguf of the model: its fingerprint is kept.")
+        str | None,
+        typer.Option(help="config.json, .safetensors or .gguf of the model, or the fingerprint that is kept of it."),
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Which tensor-parallel part the dump is, such as 0/8.")] = None,
     layers: options.Layers = None,
