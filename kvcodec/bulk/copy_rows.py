@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvcodec.bulk.chunks import Progress, token_chunks
 from kvcodec.bulk.dump_model import STREAMS
-from kvcodec.bulk.residency import release_pages
 from kvcodec.bulk.selection import DumpPart
 from kvcodec.store.model import Model
 from kvcodec.store.rows import take_rows
@@ -25,7 +24,7 @@ def copy_rows(source: DumpPart, store: Store, name: str, tell: Progress) -> None
         sequence.append_layers(
             {layer: tuple(source.rows(layer, stream, at, end) for stream in STREAMS) for layer in source.layers}
         )
-        release_pages(store.device)
+        store.device.image.release()
         tell(end * layers, source.tokens * layers)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.bulk.chunks import Progress, token_chunks
-from kvcodec.bulk.residency import release_pages
 from kvcodec.bulk.threads import share_work
 from kvcodec.dumps.dump_writer import DumpWriter
 from kvcodec.errors import NonFiniteError, SpecError
@@ -50,7 +49,7 @@ class Readers:
         store = self._take()
         try:
             yield store.sequence(self._name)
-            release_pages(store.device)
+            store.device.image.release()
         finally:
             self._free.put(store)
 

@@ -14,7 +14,6 @@ from kvcodec.bulk.copy_rows import check_rows, copy_rows
 from kvcodec.bulk.dump_model import NOBODY, Identity, check_same_model, dump_model
 from kvcodec.bulk.encode_report import EncodeReport
 from kvcodec.bulk.new_log import clear, new_log
-from kvcodec.bulk.residency import releasing_pages
 from kvcodec.bulk.resume import check_continues, rewind
 from kvcodec.bulk.selection import DumpPart, Layers, Tokens
 from kvcodec.bulk.threads import thread_count
@@ -196,5 +195,5 @@ def _writing(store: Store) -> Iterator[Store]:
 
 
 def _measure(path: Path) -> Stats:
-    with open_store(path) as store, releasing_pages(store.device):
+    with open_store(path) as store:
         return store.stats()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.bulk.residency import releasing_pages
 from kvcodec.bulk.salvage import find_lost_tokens
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.dumps.regular_file import open_regular
@@ -21,6 +21,8 @@ from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
 from kvcodec.store.index import LogIndex, SequenceIndex
+
+_PERIOD = 0.05  # seconds between letting go of the pages that were read
 
 
 def verify_log(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
@@ -39,8 +41,7 @@ def verify_log(path: str | os.PathLike[str], *, progress: Progress | None = None
     except FormatError as error:
         return VerifyReport(str(path), Verdict.UNREADABLE, str(error), 0, 0, 0, (), None, (), 0, ())
     try:
-        with releasing_pages(device):
-            return _Verification(path, device, progress or no_progress).run()
+        return _Verification(path, device, progress or no_progress).run()
     finally:
         device.close()
 
@@ -59,6 +60,7 @@ class _Verification:
         self.error: str | None = None
         self.sequences: list[SequenceCheck] = []
         self._sizes: dict[Place, int] = {}
+        self._released = 0.0
 
     def run(self) -> VerifyReport:
         try:
@@ -82,7 +84,13 @@ class _Verification:
         )  # fmt: skip
 
     def _share(self, start: int, end: int) -> Progress:
-        return lambda done, total: self._tell(start + (end - start) * done // max(1, total), 1000)
+        def tell(done: int, total: int) -> None:
+            if time.monotonic() > self._released + _PERIOD:
+                self.device.image.release()
+                self._released = time.monotonic()
+            self._tell(start + (end - start) * done // max(1, total), 1000)
+
+        return tell
 
     def _check_superblocks(self) -> None:
         device = self.device

@@ -21,10 +21,9 @@ EXAMPLE = "Example: kvcodec info cache.kvlog"
 def command(log: Annotated[Path, typer.Argument(metavar="LOG", help="The log.")], json: options.Json = False) -> None:
     """Show what a log holds and what it takes. Sizes, ratios to 16-bit rows, write amplification, wear."""
     with reported(log=log), progress_bar("info", wanted=not json):
-        from kvcodec.bulk.residency import releasing_pages
         from kvcodec.store.opening import open_store
 
-        with open_store(log) as store, releasing_pages(store.device):
+        with open_store(log) as store:
             model, stats = store.model.describe(), store.stats()
     if json:
         print_json({"log": str(log), "model": model} | stats.as_dict())

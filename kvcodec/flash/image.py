@@ -65,6 +65,7 @@ class Image:
         self._fd = fd
         self._pid = os.getpid()
         self._map: Bytes = np.empty(0, np.uint8)
+        self._pages: mmap.mmap | None = None
         self._reserved = (0, 0)
         self.published = True
 
@@ -170,8 +171,14 @@ class Image:
             raise TruncatedLog(f"{self.path} shrank from {self._map.size} to {size} bytes while it was open")
         if offset + length > self._map.size and size > self._map.size:
             with device_errors(self.path, "map"):
-                self._map = np.frombuffer(mmap.mmap(self.fd(), size, access=mmap.ACCESS_READ), np.uint8)
+                self._pages = mmap.mmap(self.fd(), size, access=mmap.ACCESS_READ)
+            self._map = np.frombuffer(self._pages, np.uint8)
         return self._map[offset : offset + length]
+
+    def release(self) -> None:
+        """Take the pages that were looked at out of the process's memory: a later look brings them back."""
+        if self._pages is not None:
+            self._pages.madvise(mmap.MADV_DONTNEED)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` at `offset`. A failure is final for what it was meant to write."""
@@ -230,7 +237,7 @@ class Image:
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
-        self._map = np.empty(0, np.uint8)
+        self._map, self._pages = np.empty(0, np.uint8), None
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, os.fstat(fd).st_size)  # the size stays; blocks reserved beyond it go

@@ -118,6 +118,7 @@ class Log:
         """Set the cursor into a block; totals then are those before it."""
         here = self.cursor.block
         if here is None or here.number != block.number:
+            self.device.image.release()  # so that a walk over a log holds one block in memory, not all
             self.totals = replace(block.before) if block.before else self.counters()
         self.cursor = replace(self.cursor, block=block, offset=offset)
 
