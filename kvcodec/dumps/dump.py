@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 from collections.abc import Sequence
 from io import FileIO
@@ -28,7 +29,7 @@ _WANTED = f"BF16, F16, F32 or {FP8}"
 _DTYPE_IDS = {"BF16": DtypeId.BFLOAT16, "F16": DtypeId.FLOAT16, FP8: DtypeId.BFLOAT16}
 
 
-class Dump:
+class Dump(abc.ABC):
     """K and V of a model's layers in one file. A context manager; safe to use from many threads. Of each format there
     is a class that knows how to read its header; get one from kvcodec.dumps.open_dump.
 
@@ -62,9 +63,9 @@ class Dump:
             self.close()
             raise
 
+    @abc.abstractmethod
     def _read_contents(self, file: FileIO) -> Contents:
         """What the file holds, checked against its size. Raises DumpError, DtypeError."""
-        raise NotImplementedError
 
     def _names_itself(self, error: Exception) -> bool:
         return str(error).startswith(f"{self.path}: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import secrets
@@ -22,7 +23,7 @@ Declared = tuple[str, np.dtype[Any], tuple[int, ...]]
 Pieces = list[tuple[int, bytes]]  # each with the byte of the file that it goes to
 
 
-class DumpWriter:
+class DumpWriter(abc.ABC):
     """A dump in the making. A context manager that aborts unless commit() was called. Of each format there is a class
     that knows where in the file the tensors go. Different tensors may be written from different threads.
 
@@ -62,16 +63,16 @@ class DumpWriter:
             self.abort()
             raise
 
+    @abc.abstractmethod
     def _lay_out(self, declared: Sequence[Declared], metadata: Mapping[str, str]) -> tuple[Pieces, dict[str, Entry]]:
         """What the file holds beside rows, and where the rows of each tensor go. Raises DumpError, DtypeError."""
-        raise NotImplementedError
 
     def _put_rows(self, entry: Entry, start_row: int, array: NDArray[Any]) -> None:
         row_bytes = (entry.end - entry.begin) // entry.shape[0]
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._put(entry.begin + start_row * row_bytes, flat.data)
 
-    def _finish(self) -> None:
+    def _finish(self) -> None:  # noqa: B027  # most formats have nothing to add
         """Called when all rows are there."""
 
     def write(self, name: str, start_row: int, array: NDArray[Any]) -> None:
