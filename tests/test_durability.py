@@ -4,6 +4,7 @@ import os
 import signal
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -218,3 +219,12 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
         with pytest.raises(SpecError, match=why):
             kv.open(tmp_path / "c", "w", model=tiny_model(), **options)
     assert not (tmp_path / "c").exists()
+
+
+def test_the_prices_that_the_rationale_names():
+    """docs/format.md: one stream of a step, and both, synced alone on a tlc page."""
+    text = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    unit, step = kv.Geometry.parse("tlc").unit_bytes, 32 * 8 * 18
+    one, both = (-(-p // unit) * unit / p for p in (step, 2 * step))
+    assert f"{step:,} bytes" in text
+    assert f"costs {one:.2f} times its bytes, with K and V together {both:.2f} times" in text.replace("\n", " ")

@@ -99,6 +99,23 @@ def torn(path, more=256, capacity=1 << 40):
     return generation
 
 
+def torn_in_one_block(path):
+    """64 synced tokens, then four more whole frames of tokens, the first of which lost a unit."""
+    big = kv.Geometry.parse("page=512,unit=64,block=65536")
+    store = new(path, device=big)
+    put(store, 0, 64)
+    store.sync()
+    unit = store._writer._unit_start // 64
+    put(store, 64, 128)
+    put(store, 128, 192)
+    put(store, 192, 256)
+    put(store, 256, 320)
+    store.abandon()
+    store.device.image = image_module.Image.open(path, writable=False)
+    zero_slot(path, store.device, 0, unit + 1)
+    store.device.close()
+
+
 def test_create_is_on_the_medium_before_it_has_a_name(tmp_path, calls):
     Device.create(tmp_path / "d", TINY, blocks=1).close()
     assert names(calls) == ["pwrite", "fdatasync", "link", "fsync"]
@@ -171,20 +188,7 @@ def test_blocks_are_read_by_generation_not_by_number(tmp_path):
 
 def test_an_abandoned_history_stays_dead_in_skip_damaged(tmp_path):
     path = tmp_path / "c"
-    big = kv.Geometry.parse("page=512,unit=64,block=65536")
-    store = new(path, device=big)
-    put(store, 0, 64)
-    store.sync()
-    w = store._writer
-    unit = w._unit_start // 64
-    put(store, 64, 128)
-    put(store, 128, 192)
-    put(store, 192, 256)
-    put(store, 256, 320)
-    store.abandon()
-    store.device.image = image_module.Image.open(path, writable=False)
-    zero_slot(path, store.device, 0, unit + 1)
-    store.device.close()
+    torn_in_one_block(path)
     with kv.open(path, "a") as store:
         at = store._writer._unit_start
         put(store, 64, 128, salt=1)
@@ -334,19 +338,7 @@ def test_a_gap_of_several_units(tmp_path):
 
 def test_a_session_that_began_at_the_abandoned_number_itself(tmp_path):
     path = tmp_path / "c"
-    big = kv.Geometry.parse("page=512,unit=64,block=65536")
-    store = new(path, device=big)
-    put(store, 0, 64)
-    store.sync()
-    unit = store._writer._unit_start // 64
-    put(store, 64, 128)
-    put(store, 128, 192)
-    put(store, 192, 256)
-    put(store, 256, 320)
-    store.abandon()
-    store.device.image = image_module.Image.open(path, writable=False)
-    zero_slot(path, store.device, 0, unit + 1)
-    store.device.close()
+    torn_in_one_block(path)
     store = kv.open(path, "a")
     at = store._writer._unit_start
     put(store, 64, 128, salt=1)
