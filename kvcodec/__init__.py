@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kvcodec._version import __version__
 
 if TYPE_CHECKING:
+    from kvcodec.attention.arrays import attend_arrays as attend
+    from kvcodec.attention.state import AttentionState
     from kvcodec.bulk.decode import decode_log as decode
     from kvcodec.bulk.encode import encode_dump as encode
     from kvcodec.codecs import EncodedArray, decode_array, encode_array
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from kvcodec.store.store import Store
 
 _WHERE = {
+    "AttentionState": "kvcodec.attention.state:AttentionState",
     "CodecSpec": "kvcodec.spec:CodecSpec",
     "EncodedArray": "kvcodec.codecs:EncodedArray",
     "Geometry": "kvcodec.flash.geometry:Geometry",
@@ -34,6 +37,7 @@ _WHERE = {
     "Store": "kvcodec.store.store:Store",
     "Stream": "kvcodec.store.model:Stream",
     "StreamId": "kvcodec.layout:StreamId",
+    "attend": "kvcodec.attention.arrays:attend_arrays",
     "decode": "kvcodec.bulk.decode:decode_log",
     "decode_array": "kvcodec.codecs:decode_array",
     "encode": "kvcodec.bulk.encode:encode_dump",
@@ -42,6 +46,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "AttentionState",
     "CodecSpec",
     "EncodedArray",
     "Geometry",
@@ -53,6 +58,7 @@ __all__ = [
     "Stream",
     "StreamId",
     "__version__",
+    "attend",
     "decode",
     "decode_array",
     "encode",

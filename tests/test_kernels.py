@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvcodec.codecs.grouped import GroupedCodec
 from kvcodec.codecs.sections import scale_shape
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import floats, tiles
+from kvcodec.kernels import figure, floats, tiles
 from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from tests import reference
@@ -104,6 +104,19 @@ def test_quantize_records_is_its_twin(case):
         body, error = reference.quantize_records(rows[:, h], half, **twin_arguments(spec, stream))
         assert encoded.body[0, h].tobytes() == body
         assert encoded.errors[0, h] == error
+
+
+@pytest.mark.parametrize("style", ["normal", "zero", "outlier", "huge", "subnormal"])
+@pytest.mark.parametrize("half", [False, True])
+def test_figures_from_float32_sums_are_the_exact_ones(style, half):
+    records, tokens, dim = 20 if INTERPRETED else 400, 22, 24
+    rows = make_rows(style, (records * tokens, 1, dim), half, 3)
+    codec = GroupedCodec(CodecSpec.parse("int2/channel/g16"), StreamId.K)
+    encoded = codec.encode(rows, dtype_of(half), tokens)
+    decoded = codec.decode(encoded.body, tokens, dim, dtype_of(half), as_float32=True)
+    figures, every = np.full(records, figure.UNDECIDED, np.int32), np.arange(records)
+    figure.measure_errors(rows, half, tokens, every, decoded, np.empty((2, dim)), figures)
+    np.testing.assert_array_equal(encoded.errors[:, 0], figures)
 
 
 @thorough

@@ -11,11 +11,12 @@ from kvcodec import layout
 from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body
 from kvcodec.codecs.sections import HeadSections, grouped_sections, padded_tokens, scale_shape
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import dequantize, floats, quantize, steps
+from kvcodec.kernels import dequantize, figure, floats, quantize, steps
 from kvcodec.layout import Axis, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 _LEAST_TOKEN_GROUP = 64
+_MEASURED_AT_ONCE = 64  # heads, to bound memory
 _FORMS = {DtypeId.BFLOAT16: floats.BFLOAT16, DtypeId.FLOAT16: floats.FLOAT16}
 
 
@@ -54,9 +55,10 @@ class GroupedCodec:
         _, heads, dim = rows.shape
         sections = self.sections(tokens, dim)
         body = np.zeros((records, heads, sections.total), np.uint8)
-        errors = np.zeros((records, heads), np.uint16)
+        figures = np.empty((records, heads), np.int32)
         scratch, lanes = _allocate_scratch(tokens, dim, self.channel_lane)
-        keys, lane_floats, sums = np.empty((2, lanes), np.uint16), np.empty((5, lanes), np.float32), np.empty((2, dim))
+        keys, lane_floats = np.empty((2, lanes), np.uint16), np.empty((5, lanes), np.float32)
+        squares, sums = np.empty(dim, np.float32), np.empty((2, dim))
         quantize.quantize_records(
             freeze(rows),
             dtype == DtypeId.FLOAT16,
@@ -68,10 +70,23 @@ class GroupedCodec:
             self.channel_lane,
             _view_body(body),
             (sections.scales, sections.zeros),
-            (*scratch, keys, lane_floats, sums),
-            errors.reshape(-1),
+            (*scratch, keys, lane_floats, squares, sums),
+            figures.reshape(-1),
         )
-        return Encoded(body, errors)
+        self._measure_undecided(rows, dtype, tokens, body, figures)
+        return Encoded(body, figures.astype(np.uint16))
+
+    def _measure_undecided(
+        self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, body: NDArray[np.uint8], figures: NDArray[np.int32]
+    ) -> None:
+        """Fill in the figures that quantize_records left UNDECIDED."""
+        undecided = np.flatnonzero(figures == figure.UNDECIDED)
+        dim, heads = rows.shape[2], body.reshape(-1, 1, body.shape[2])
+        for first in range(0, len(undecided), _MEASURED_AT_ONCE):
+            chosen = undecided[first : first + _MEASURED_AT_ONCE]
+            decoded = self.decode(heads[chosen], tokens, dim, dtype, as_float32=True)
+            half, sums = dtype == DtypeId.FLOAT16, np.empty((2, dim))
+            figure.measure_errors(freeze(rows), half, tokens, chosen, decoded, sums, figures.reshape(-1))
 
     def decode(
         self, body: NDArray[np.uint8], tokens: int, dim: int, dtype: DtypeId, *, as_float32: bool = False

@@ -12,16 +12,18 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from kvcodec.kernels._vectors import LEVEL
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _config: Any = numba.config
 
 
 def hash_sources() -> str:
-    """Hash of the source of all kernels and of the numba settings that change their machine code.
+    """Hash of the source of all kernels and of the numba settings and SIMD level that change their machine code.
 
     numba's own cache key knows neither a kernel's imports nor these settings.
     """
-    digest = hashlib.sha256(f"{_config.OPT} {_config.BOUNDSCHECK}".encode())
+    digest = hashlib.sha256(f"{_config.OPT} {_config.BOUNDSCHECK} {LEVEL}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -74,11 +76,30 @@ def _silence(function: _F) -> _F:
     return cast(_F, silent)
 
 
-def jit(function: _F) -> _F:
-    """Compile a kernel on first use: without the GIL, without fastmath, division by zero as IEEE 754 has it."""
+def part(function: _F) -> _F:
+    """Compile once, for the kernels that call it: Python itself cannot."""
+    return _compile(function, no_cpython_wrapper=True)
+
+
+def inline(function: _F) -> _F:
+    """Have a function's text stand where kernels and parts call it.
+
+    numba optimizes a part again in each caller, and in that one's callers: deep trees of parts compile for minutes.
+    """
+    return _compile(function, no_cpython_wrapper=True, inline="always")
+
+
+def _compile(function: _F, **options: Any) -> _F:
     if _config.DISABLE_JIT:
         return _silence(function)
-    options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # C never calls a kernel
-    dispatcher = numba.njit(**options)(function)
-    _enable_cache(dispatcher)
-    return cast(_F, dispatcher)
+    # C never calls a kernel
+    every: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, **options}
+    return cast(_F, numba.njit(**every)(function))
+
+
+def jit(function: _F) -> _F:
+    """Compile a kernel on first use: without the GIL, without fastmath, division by zero as IEEE 754 has it."""
+    dispatcher = _compile(function)
+    if not _config.DISABLE_JIT:
+        _enable_cache(dispatcher)
+    return dispatcher

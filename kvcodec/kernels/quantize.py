@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.kernels._jit import jit
+from kvcodec.kernels.figure import estimate_error
 from kvcodec.kernels.floats import GREATEST_FLOAT32, widen_rows
 from kvcodec.kernels.steps import (
     INVERSE,
@@ -68,33 +69,30 @@ def round_by_token(
 
 @jit
 def square(value: Any) -> Any:
-    """float64 square of a float32."""
-    return np.float64(np.float64(value) * np.float64(value))
+    """float32 square."""
+    return np.float32(value * value)
 
 
 @jit
-def add_squares(values: NDArray[np.float32], count: Any, sums: NDArray[np.float64]) -> None:
-    """Add the squares of `count` rows to the sums (dim,) of the channels, one row after the other."""
+def add_squares(values: NDArray[np.float32], count: Any, squares: Any, sums: NDArray[np.float64]) -> None:
+    """Add to the sums (dim,) of the channels the squares of up to 16 rows, each in at most 10 float32 roundings.
+
+    squares: float32 scratch (dim,).
+    """
+    dim = values.shape[1]
+    for c in range(dim):
+        squares[c] = np.float32(0)
     fours = count // 4 * 4
-    for t in range(0, fours, 4):  # four to a pass over the sums
-        for c in range(values.shape[1]):
-            two = np.float64(np.float64(sums[c] + square(values[t, c])) + square(values[t + 1, c]))
-            sums[c] = np.float64(np.float64(two + square(values[t + 2, c])) + square(values[t + 3, c]))
+    for t in range(0, fours, 4):  # four to a pass over the squares
+        for c in range(dim):
+            low = np.float32(square(values[t, c]) + square(values[t + 1, c]))
+            high = np.float32(square(values[t + 2, c]) + square(values[t + 3, c]))
+            squares[c] = np.float32(squares[c] + np.float32(low + high))
     for t in range(fours, count):
-        for c in range(values.shape[1]):
-            sums[c] = np.float64(sums[c] + square(values[t, c]))
-
-
-@jit
-def relate_error(sums: NDArray[np.float64]) -> Any:
-    """Q15 of the root of sum(sums[1]) / sum(sums[0]), at most 65535; 0 of nothing. Sums: (2, dim), in order."""
-    total, error = np.float64(0), np.float64(0)
-    for c in range(sums.shape[1]):
-        total = np.float64(total + sums[0, c])
-        error = np.float64(error + sums[1, c])
-    if total == np.float64(0):
-        return np.uint16(0)
-    return np.uint16(np.rint(min(np.float64(32768) * np.sqrt(error / total), np.float64(65535))))
+        for c in range(dim):
+            squares[c] = np.float32(squares[c] + square(values[t, c]))
+    for c in range(dim):
+        sums[c] = np.float64(sums[c] + np.float64(squares[c]))
 
 
 @jit
@@ -110,22 +108,22 @@ def quantize_records(
     body: Any,
     sections: Any,
     scratch: Any,
-    errors: NDArray[np.uint16],
+    figures: NDArray[np.int32],
 ) -> None:
     """Code records of `tokens` tokens each, 16 tokens at a time, which fit the nearest cache.
 
     rows: (records * tokens, heads, dim). body: one array, zeroed, as scales uint16, zeros int16 and tiles uint32,
-    each (records * heads, head bytes / itemsize). sections: bytes of a head's scales and zeros. errors: (records *
-    heads,), Q15. scratch: values float32 (16, dim); codes uint8 (padded tokens, padded dim), zeroed, and the same as
-    words uint32; joined uint32 (padded dim); keys uint16 (2, lanes) and floats float32 (5, lanes), lanes being dim
-    and at least 16; sums float64 (2, dim).
+    each (records * heads, head bytes / itemsize). sections: bytes of a head's scales and zeros. figures: (records *
+    heads,), Q15 errors or UNDECIDED. scratch: values float32 (16, dim); codes uint8 (padded tokens, padded dim),
+    zeroed, and the same as words uint32; joined uint32 (padded dim); keys uint16 (2, lanes) and floats float32
+    (5, lanes), lanes being dim and at least 16; squares float32 (dim,) and sums float64 (2, dim).
     """
-    values, codes, words, joined, keys, floats, sums = scratch
+    values, codes, words, joined, keys, floats, squares, sums = scratch
     scales, zeros, tiles = body
     dim = rows.shape[2]
     magic = np.float32(MAGIC + grid.middle) if symmetric else MAGIC
     start = (sections[0] + sections[1]) // 4
-    for i in range(errors.size):
+    for i in range(figures.size):
         token, h = i // rows.shape[1] * tokens, i % rows.shape[1]
         sums[:] = np.float64(0)
         for first in range(0, tokens, 16):
@@ -136,7 +134,7 @@ def quantize_records(
                 at = first // group * codes.shape[1]
                 store_steps(floats, dim, grid, symmetric, (scales, zeros), i, at, sections[0] // 2 + at)
             widen_rows(rows, token + first, count, h, half, values)
-            add_squares(values, count, sums[0])
+            add_squares(values, count, squares, sums[0])
             if per_channel:
                 round_by_channel(values, count, floats, magic, first, codes)
             else:
@@ -147,8 +145,8 @@ def quantize_records(
                     at = channel // group * codes.shape[0] + first
                     store_steps(floats, count, grid, symmetric, (scales, zeros), i, at, sections[0] // 2 + at)
                     round_by_token(values, count, channel, last, floats, magic, first, codes)
-            add_squares(values, count, sums[1])
-        errors[i] = relate_error(sums)
+            add_squares(values, count, squares, sums[1])
+        figures[i] = estimate_error(sums)
         if channel_lane:
             pack_channel_tiles(codes, grid.bits, joined, tiles, i, start)
         else:

@@ -1,0 +1,149 @@
+"""Attention on arrays that were encoded outside any log: kvcodec.attend."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
+from kvcodec.attention.run import Map, Prepared, StreamUse, Task
+from kvcodec.attention.state import AttentionState
+from kvcodec.attention.strips import Form, Spans, cut_strips, form_of
+from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import TILE_LANES, CodecId, StreamId, align
+
+_NATS = math.log(2) / 65536  # of a unit of a logit
+
+
+@overload
+def attend_arrays(
+    q: NDArray[Any], k: EncodedArray, v: EncodedArray, *, scale: float | None = ..., query_bits: int = ...,
+    return_state: Literal[False] = ...,
+) -> NDArray[np.float32]: ...  # fmt: skip
+@overload
+def attend_arrays(
+    q: NDArray[Any], k: EncodedArray, v: EncodedArray, *, scale: float | None = ..., query_bits: int = ...,
+    return_state: Literal[True],
+) -> tuple[NDArray[np.float32], AttentionState]: ...  # fmt: skip
+def attend_arrays(
+    q: NDArray[Any],
+    k: EncodedArray,
+    v: EncodedArray,
+    *,
+    scale: float | None = None,
+    query_bits: int = 16,
+    return_state: bool = False,
+) -> Any:
+    """Decode attention of one query position, (heads, dim) float32, on encoded keys and values with integers alone.
+
+    q: (heads, k's dim), a multiple of k's heads, of which those that follow each other share a KV head. k: encoded as
+    stream "k"; v: as stream "v". scale: of the logits, 1 / sqrt(dim) unless given. query_bits: 16, or 8 for the fast
+    and coarse mode (outputs off by percents). return_state: also the state, which merges with that of other tokens.
+    Raises ShapeError, DtypeError, NonFiniteError, SpecError.
+    """
+    (state,) = prepare_arrays(q, k, v, scale=scale, query_bits=query_bits).run()
+    return (state.output(), state) if return_state else state.output()
+
+
+def prepare_arrays(
+    q: NDArray[Any],
+    k: EncodedArray,
+    v: EncodedArray,
+    *,
+    scale: float | None = None,
+    query_bits: int = 16,
+    threads: int = 1,
+    map_: Map = map,
+) -> Prepared:
+    """What attend_arrays runs, for those who run it more than once."""
+    check_bits(query_bits)
+    if k.tokens != v.tokens or k.heads != v.heads:
+        raise ShapeError(f"k is {k.tokens} x {k.heads}, v {v.tokens} x {v.heads}: want the same tokens and heads")
+    if k.stream == StreamId.V or v.stream != StreamId.V:
+        raise SpecError(f"k is of stream {k.stream.name.lower()}, v of {v.stream.name.lower()}: want k and v")
+    forms: list[Form] = []
+    kept = _pad_rows(k), _pad_rows(v)
+    spans = [_spans(e, forms) for e in kept]
+    uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
+    task = Task(_quantize(q, k, scale), [_cut(spans, k.tokens)], uses, forms, k.heads, query_bits, kept)
+    return Prepared(task, threads=threads, map_=map_)
+
+
+def score_arrays(
+    q: NDArray[Any], k: EncodedArray, *, scale: float | None = None, query_bits: int = 16
+) -> NDArray[np.float32]:
+    """Logits (query heads, tokens) of one query position, in nats, with integers alone: what chooses tokens.
+
+    Arguments as of attend_arrays.
+    """
+    check_bits(query_bits)
+    return Scores(q, k, scale=scale, query_bits=query_bits).run().astype(np.float32) * np.float32(_NATS)
+
+
+class Scores:
+    """Logits of encoded keys with all tables made: int32 (query heads, tokens), Q16 in log2 units."""
+
+    def __init__(self, q: NDArray[Any], k: EncodedArray, *, scale: float | None, query_bits: int) -> None:
+        from kvcodec.kernels.attend import score_strips
+        from kvcodec.kernels.forms import scratch_bytes
+
+        forms: list[Form] = []
+        kept = _pad_rows(k)
+        spans = [_spans(kept, forms)]
+        numbers, shifts, factors = (array[0] for array in _quantize(q, k, scale))
+        dim = align(k.dim, TILE_LANES)
+        tables = np.array(forms, np.int64).reshape(-1, 9), np.array([[dim, 0, 1, 0, 1]], np.int64)
+        memory = np.empty(scratch_bytes(dim), np.uint8)
+        self._logits = np.empty((len(numbers), k.tokens), np.int32)
+        arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, memory, self._logits
+        self._kept, self._kernel = kept, partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)
+
+    def run(self) -> NDArray[np.int32]:
+        """The logits, in the same memory each time."""
+        self._kernel()
+        return self._logits
+
+
+def _quantize(q: NDArray[Any], k: EncodedArray, scale: float | None) -> Queries:
+    wide = take_queries(np.asarray(q)[None], (k.dim,), k.heads)
+    return quantize_queries(wide, (k.dim,), k.dim**-0.5 if scale is None else scale)
+
+
+def _cut(spans: list[Spans], tokens: int) -> NDArray[np.int64]:
+    return cut_strips(spans, np.array([[0, tokens]] if tokens else np.empty((0, 2)), np.int64).reshape(-1, 2))
+
+
+def check_bits(query_bits: int) -> None:
+    """Raises SpecError."""
+    if query_bits not in QUERY_BITS:
+        raise SpecError(f"query_bits is {query_bits}, want {' or '.join(map(str, QUERY_BITS))}")
+
+
+def _pad_rows(encoded: EncodedArray) -> EncodedArray:
+    """The same tokens, raw rows of them padded to whole vectors of 16 channels: kernels read no others."""
+    if encoded.spec.codec != CodecId.RAW or encoded.dim % TILE_LANES == 0:
+        return encoded
+    rows = decode_array(encoded)
+    wide = np.zeros((*rows.shape[:2], align(encoded.dim, TILE_LANES)), rows.dtype)
+    wide[..., : encoded.dim] = rows
+    return encode_array(wide, encoded.spec, stream=encoded.stream)
+
+
+def _spans(encoded: EncodedArray, forms: list[Form]) -> Spans:
+    """Where an encoded array's tokens lie; the forms of its records join `forms`."""
+    group = codec_for(encoded.spec, encoded.stream).token_group
+    split = len(encoded.full) * group
+    parts = []
+    for body, first, tokens in ((encoded.full, 0, group), (encoded.tail, split, encoded.tokens - split)):
+        if len(body):
+            forms.append(form_of(encoded.spec, encoded.stream, tokens, encoded.dim, encoded.dtype))
+            number = np.arange(len(body), dtype=np.int64)
+            begin, place = first + number * tokens, body.ctypes.data + number * body.strides[0]
+            form, start = np.full(len(body), len(forms) - 1), np.zeros(len(body), np.int64)
+            parts.append(Spans(begin, begin + tokens, place, form, start))
+    return Spans.join(parts)

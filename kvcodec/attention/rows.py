@@ -1,0 +1,67 @@
+"""Rows in memory as records that attention can read: raw ones where they are, others laid out anew."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.attention.strips import Form, Spans, form_of, raw_form
+from kvcodec.codecs.rows import RowCodec
+from kvcodec.layout import TILE_LANES, DtypeId, StreamId, align
+from kvcodec.spec import CodecSpec
+
+
+class Found:
+    """Where tokens of one stream were found: spans with addresses, and the arrays that those point into.
+
+    forms: of all streams of a task; a form is entered once.
+    """
+
+    def __init__(self, forms: list[Form]) -> None:
+        self.forms = forms
+        self.parts: list[Spans] = []
+        self.kept: list[NDArray[np.uint8] | NDArray[np.uint16]] = []
+
+    def number(self, form: Form) -> int:
+        """The row of a form."""
+        if form not in self.forms:
+            self.forms.append(form)
+        return self.forms.index(form)
+
+    def add(self, first: int, end: int, place: int, form: Form, start: int) -> None:
+        """Tokens first … end - 1 are in a record at an address from its token `start` on."""
+        row = (first, end, place, self.number(form), start)
+        self.parts.append(Spans(*(np.array([n], np.int64) for n in row)))
+
+    def add_raw(self, first: int, rows: NDArray[np.uint16], dtype: DtypeId) -> None:
+        """Raw rows (tokens, heads, dim), read where they are if a kernel can: whole vectors of 16 channels."""
+        tokens, heads, dim = rows.shape
+        if dim % TILE_LANES or rows.strides[1:] != (2 * dim, 2) or not rows.size:
+            wide = np.zeros((tokens, heads, align(dim, TILE_LANES)), np.uint16)
+            wide[..., :dim] = rows
+            rows = wide
+        self.kept.append(rows)
+        if tokens:
+            self.add(first, first + tokens, rows.ctypes.data, raw_form(rows.strides[1], rows.strides[0], dtype), 0)
+
+    def add_codes(self, first: int, coded: NDArray[np.uint8], spec: CodecSpec, stream: StreamId, dim: int) -> None:
+        """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles."""
+        if tokens := len(coded):
+            body = RowCodec(spec, stream).lay(coded, tokens, dim).body[0]
+            self.add_body(first, first + tokens, body, form_of(spec, stream, tokens, dim, DtypeId.BFLOAT16), 0)
+
+    def add_body(self, first: int, end: int, body: NDArray[np.uint8], form: Form, start: int) -> None:
+        """The heads of a GROUP record in memory, (heads, bytes), of grouped integers: see `add`."""
+        body = np.ascontiguousarray(body)
+        self.kept.append(body)
+        self.add(first, end, body.ctypes.data, form, start)
+
+    def take(self, other: Found) -> None:
+        """What another one has."""
+        numbers = np.array([self.number(form) for form in other.forms], np.int64)
+        self.parts += [part._replace(form=numbers[part.form]) for part in other.parts]
+        self.kept += other.kept
+
+    @property
+    def spans(self) -> Spans:
+        return Spans.join(self.parts)

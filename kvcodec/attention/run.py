@@ -1,0 +1,151 @@
+"""Strips through the kernel, on as many threads as there are: chunk by chunk, heads apart where that fills threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.attention.query import Queries
+from kvcodec.attention.state import AttentionState
+from kvcodec.attention.strips import Form
+from kvcodec.layout import TILE_LANES, align
+
+CHUNK = 64  # strips: 4,096 tokens where they are whole; states are merged in this order whatever the threads
+_WAVE_BYTES = 64 << 20  # of outputs that wait to be merged
+Map = Callable[..., Iterable[Any]]  # as the built-in
+
+
+class StreamUse(NamedTuple):
+    """What one stream is for. dim: channels; scored: multiplied by the query; valued: by the weights; token_lane: its
+    tiles' lanes are tokens.
+    """
+
+    dim: int
+    scored: bool
+    valued: bool
+    token_lane: bool
+
+
+class Task(NamedTuple):
+    """Attention of several queries, each over its own strips, on streams of one shape.
+
+    strips: one table for each query. uses: of the streams, the one with the values last. forms: the rows that strips
+    name. kept: what the strips' addresses point into.
+    """
+
+    queries: Queries
+    strips: list[NDArray[np.int64]]
+    uses: tuple[StreamUse, ...]
+    forms: list[Form]
+    kv_heads: int
+    query_bits: int
+    kept: object = None
+
+
+def attend(task: Task, *, threads: int = 1, map_: Map = map) -> list[AttentionState]:
+    """States of each query. map_ runs the parts of the work, at most `threads` at once; numba is imported here."""
+    return Prepared(task, threads=threads, map_=map_).run()
+
+
+class Prepared:
+    """Attention with all its tables made: `run` may be called again and again, by one thread at a time."""
+
+    def __init__(self, task: Task, *, threads: int = 1, map_: Map = map) -> None:
+        from kvcodec.kernels import attend as kernels
+        from kvcodec.kernels.forms import scratch_bytes
+        from kvcodec.kernels.softmax import EMPTY
+
+        self._kernels, self._task, self._map = kernels, task, map_
+        count, heads, _ = task.queries.numbers.shape
+        dim = align(task.uses[-1].dim, TILE_LANES)
+        chunks = _cut_chunks(task.strips)
+        wave = max(1, _WAVE_BYTES // (8 * heads * dim))
+        self._states = np.full((count + min(wave, len(chunks)), heads, 3), (EMPTY, 0, EMPTY), np.int64)
+        self._outputs = np.zeros((len(self._states), heads, dim), np.int64)
+        self._waves = [
+            _Wave.of(chunks[n : n + wave], task.kv_heads, count, threads) for n in range(0, len(chunks), wave)
+        ]
+        per_head = heads // task.kv_heads
+        self._given = *_tables(task), *task.queries, task.query_bits, per_head
+        self._counts = {n: (int(t[:, 0].sum()), count_bytes(task, t)) for n, t in enumerate(task.strips)}
+        size = scratch_bytes(max(align(use.dim, TILE_LANES) for use in task.uses))
+        self._memories = [np.empty(size, np.uint8) for _ in range(max(1, threads))]
+
+    def run(self) -> list[AttentionState]:
+        """States of each query."""
+        for wave in self._waves:
+            if len(wave.parts) == 1:
+                self._attend(wave.parts[0], self._memories[0])
+            else:
+                list(self._map(self._attend, wave.parts, self._memories))
+            self._kernels.merge_slots(wave.slots, self._states, self._outputs)
+        dim, counts = self._task.uses[-1].dim, self._counts
+        return [AttentionState(self._states[n].copy(), self._outputs[n, :, :dim].copy(), *counts[n]) for n in counts]
+
+    def _attend(self, items: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        self._kernels.attend_items(items, *self._given, memory, self._states, self._outputs)
+
+
+class _Chunk(NamedTuple):
+    """Strips first … last - 1, counted over all queries, of one query; new: it is the query's first chunk."""
+
+    query: int
+    first: int
+    last: int
+    new: bool
+
+
+def _cut_chunks(strips: list[NDArray[np.int64]]) -> list[_Chunk]:
+    chunks, begin = [], 0
+    for query, table in enumerate(strips):
+        end = begin + len(table)
+        chunks += [_Chunk(query, n, min(n + CHUNK, end), n == begin) for n in range(begin, end, CHUNK)]
+        begin = end
+    return chunks
+
+
+class _Wave(NamedTuple):
+    """Chunks whose outputs wait together: their items, a part for each thread, and how they are merged in order.
+
+    The first chunk of a query goes to the query's own slot; the others to slots behind those of all queries.
+    """
+
+    parts: list[NDArray[np.int64]]
+    slots: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, chunks: list[_Chunk], kv_heads: int, queries: int, threads: int) -> _Wave:
+        """Heads go apart where there are fewer than two chunks for a thread."""
+        pieces = min(kv_heads, max(1, -(-2 * threads // len(chunks)))) if threads > 1 else 1
+        edges = [kv_heads * n // pieces for n in range(pieces + 1)]
+        items = [
+            (c.first, c.last, edges[n], edges[n + 1], c.query, c.query if c.new else queries + slot)
+            for n in range(pieces)
+            for slot, c in enumerate(chunks)
+        ]
+        slots = [(c.query, queries + slot) for slot, c in enumerate(chunks) if not c.new]
+        parts = np.array_split(np.array(items, np.int64), min(threads, len(items)))
+        return cls([np.ascontiguousarray(part) for part in parts], np.array(slots, np.int64).reshape(-1, 2))
+
+
+def _tables(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    strips = np.concatenate(task.strips) if task.strips else np.empty((0, 1 + 3 * len(task.uses)), np.int64)
+    streams, at = [], 0
+    for use in task.uses:
+        streams.append((align(use.dim, TILE_LANES), at, use.scored, use.valued, use.token_lane))
+        at += align(use.dim, TILE_LANES) if use.scored else 0
+    return np.ascontiguousarray(strips), np.array(task.forms, np.int64).reshape(-1, 9), np.array(streams, np.int64)
+
+
+def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:
+    """Bytes of records and raw rows that strips read, all KV heads."""
+    total = 0
+    for n, use in enumerate(task.uses):
+        dim = align(use.dim, TILE_LANES)
+        alike, times = np.unique(strips[:, [0, 3 * n + 2]], axis=0, return_counts=True)
+        for (tokens, form), number in zip(alike.tolist(), times.tolist(), strict=True):
+            total += number * task.forms[form].bytes_read(tokens, dim)
+    return total * task.kv_heads

@@ -1,0 +1,136 @@
+"""From where each stream's tokens lie to strips: runs of tokens that kernels take in one go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.codecs import codec_for
+from kvcodec.codecs.sections import scale_shape
+from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId, align
+from kvcodec.spec import CodecSpec
+
+BLOCK = CHANNEL_LANE_TOKENS
+_NOTHING = np.empty(0, np.int64)
+
+
+class Form(NamedTuple):
+    """How kernels read a record: the columns of kernels.forms.Form, and what its codec is."""
+
+    bits: int
+    by_channel: int
+    group: int
+    zeros: int
+    codes: int
+    columns: int
+    head_stride: int
+    row_stride: int
+    half: int
+
+    def bytes_read(self, tokens: int, dim: int) -> int:
+        """Bytes of one head that a strip of `tokens` tokens reads, whole tiles of them."""
+        if self.bits == 16:
+            return 2 * tokens * dim
+        tiles = -(-tokens // TILE_LANES) * TILE_LANES
+        scales = dim * -(-tokens // self.group) if self.by_channel else tiles * -(-dim // self.group)
+        return tiles * dim * self.bits // 8 + scales * (4 if self.zeros else 2)
+
+
+def grouped_form(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> Form:
+    """Form of a GROUP record of grouped integers: `tokens` tokens of `dim` channels a head."""
+    codec = codec_for(spec, stream)
+    sections = codec.sections(tokens, dim)
+    columns = scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)[1]
+    zeros = 0 if spec.symmetric else sections.scales
+    by_channel = int(spec.axis == Axis.CHANNEL)
+    return Form(spec.bits, by_channel, spec.group, zeros, sections.metadata, columns, sections.total, 0, 0)
+
+
+def raw_form(head_stride: int, row_stride: int, dtype: DtypeId) -> Form:
+    """Form of raw rows: bytes from one head to the next, and from one token to the next."""
+    return Form(16, 0, 0, 0, 0, 0, head_stride, row_stride, int(dtype == DtypeId.FLOAT16))
+
+
+def form_of(spec: CodecSpec, stream: StreamId, tokens: int, dim: int, dtype: DtypeId) -> Form:
+    """Form of a GROUP record."""
+    if spec.codec == CodecId.RAW:
+        return raw_form(codec_for(spec, stream).sections(tokens, dim).total, 2 * dim, dtype)
+    return grouped_form(spec, stream, tokens, dim)
+
+
+class Spans(NamedTuple):
+    """Where the tokens of one stream lie, in token order: int64 arrays of one length.
+
+    first, end: tokens of the sequence. place: address of the record's first head, or of its first row. form: number of
+    the record's form. start: token of the record that is token `first` of the sequence.
+    """
+
+    first: NDArray[np.int64] = _NOTHING
+    end: NDArray[np.int64] = _NOTHING
+    place: NDArray[np.int64] = _NOTHING
+    form: NDArray[np.int64] = _NOTHING
+    start: NDArray[np.int64] = _NOTHING
+
+    @classmethod
+    def join(cls, parts: list[Spans]) -> Spans:
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else cls()
+
+
+def cut_strips(streams: list[Spans], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Strips (n, 1 + 3 streams) of the tokens of ranges (m, 2), ascending.
+
+    Raises LookupError where a stream lacks a token. A strip lies within one range, and within 64 tokens of one record
+    of each stream that begin at a multiple of 64.
+    """
+    edges = [ranges.reshape(-1)]
+    for spans in streams:
+        edges += [spans.first, spans.end, _block_edges(spans)]
+    cuts = np.unique(np.concatenate(edges))
+    first, end = cuts[:-1], cuts[1:]
+    within = np.searchsorted(ranges[:, 0], first, side="right") - 1
+    inside = (within >= 0) & (end <= ranges[np.maximum(within, 0), 1]) if len(ranges) else np.zeros(len(first), bool)
+    first, end = first[inside], end[inside]
+    strips = np.empty((len(first), 1 + 3 * len(streams)), np.int64)
+    strips[:, 0] = end - first
+    for n, spans in enumerate(streams):
+        at = np.searchsorted(spans.first, first, side="right") - 1
+        if len(at) and (at[0] < 0 or (end > spans.end[at]).any()):
+            raise LookupError
+        strips[:, 3 * n + 1] = spans.place[at]
+        strips[:, 3 * n + 2] = spans.form[at]
+        strips[:, 3 * n + 3] = spans.start[at] + first - spans.first[at]
+    return strips
+
+
+def _block_edges(spans: Spans) -> NDArray[np.int64]:
+    """Tokens of the sequence at which a record's blocks of 64 tokens begin."""
+    blocks = (spans.start + spans.end - spans.first - 1) // BLOCK - spans.start // BLOCK
+    total = int(blocks.sum())
+    if not total:
+        return _NOTHING
+    which = np.repeat(np.arange(len(blocks)), blocks)
+    number = np.arange(total) - np.repeat(np.cumsum(blocks) - blocks, blocks) + 1
+    edges: NDArray[np.int64] = spans.first[which] + (spans.start[which] // BLOCK + number) * BLOCK - spans.start[which]
+    return edges
+
+
+def tile_ranges(spans: Spans, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ranges (m, 2) of whole tiles of 16 tokens, as the records of a stream have them, that hold ascending tokens.
+
+    Raises LookupError where it lacks one.
+    """
+    at = np.searchsorted(spans.first, tokens, side="right") - 1
+    if len(at) and (at[0] < 0 or (tokens >= spans.end[at]).any()):
+        raise LookupError
+    inside = spans.start[at] + tokens - spans.first[at]
+    begin = spans.first[at] + inside // TILE_LANES * TILE_LANES - spans.start[at]
+    ranges = np.stack([np.maximum(begin, spans.first[at]), np.minimum(begin + TILE_LANES, spans.end[at])], axis=1)
+    unique: NDArray[np.int64] = np.unique(ranges, axis=0)
+    return unique
+
+
+def padded(dims: tuple[int, ...]) -> list[int]:
+    """Channels as tiles have them."""
+    return [align(dim, TILE_LANES) for dim in dims]

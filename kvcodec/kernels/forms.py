@@ -1,0 +1,123 @@
+"""How attention kernels are told what to read, and the memory they work in.
+
+Tables are int64, a row a thing, with the columns named here. Within kernels everything is an address and some numbers:
+a record may lie anywhere in the map, and no array is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcodec.kernels._jit import inline
+from kvcodec.kernels._simd import (
+    load_long,
+)
+
+# Columns of `streams`. DIM: channels, padded to 16. QUERY: where its channels begin in a query. SCORED, VALUED: whether
+# it is multiplied by the query, and by the weights. TOKEN_LANE: its tiles' lanes are tokens.
+DIM, QUERY, SCORED, VALUED, TOKEN_LANE = range(0, 40, 8)  # bytes
+STREAM_BYTES = 40
+# Columns of `strips`: TOKENS, then for each stream the address of the record's first head, its form, and the strip's
+# first token in the record.
+TOKENS, PLACES = range(0, 16, 8)  # bytes
+PLACE_BYTES = 24
+# Columns of `items`: strips FIRST to LAST and KV heads HEAD to END, for the query number ASKED, to the state SLOT.
+FIRST, LAST, HEAD, END, ASKED, SLOT = range(6)
+# Columns of a state: exponent of the weights, their sum, exponent of the outputs.
+TOP, TOTAL, SCALE = range(0, 24, 8)  # bytes
+STATE_BYTES = 24
+RAW_BITS = 16
+
+
+class Form(NamedTuple):
+    """How to read a record: a row of the table of forms.
+
+    bits: of a code, 16 of raw rows. by_channel: one scale a channel. group: numbers that share a scale. zeros: bytes
+    from a head's scales to its zeros, 0 if it has none (symmetric). codes: bytes from its scales to its codes. columns:
+    of its array of scales. head_stride, row_stride: bytes from one head to the next, and from one raw row. half: raw
+    rows are float16, else bfloat16.
+    """
+
+    bits: Any
+    by_channel: Any
+    group: Any
+    zeros: Any
+    codes: Any
+    columns: Any
+    head_stride: Any
+    row_stride: Any
+    half: Any
+
+
+class Query(NamedTuple):
+    """One query head as integers: a logit is (numbers . key) * factor * 2**(shift - 32) in log2 units.
+
+    numbers: int32 of at most 2**22, all streams one behind the other; width: bits, 8 or 16, of the weights that they
+    are rounded to.
+    """
+
+    numbers: Any
+    shift: Any
+    factor: Any
+    width: Any
+
+
+class Weights(NamedTuple):
+    """What codes are multiplied by: 256 int16, and their bytes: 256 high ones, then the low ones, to be multiplied as
+    high * 256 + low; of weights of 8 bits the high ones alone.
+    """
+
+    halves: Any
+    bytes: Any
+
+
+class Scratch(NamedTuple):
+    """What one thread works in, as addresses: int32 all but the weights.
+
+    scaled: 256. sums, others: the channels, and what add_logits may touch. logits, shares: a strip's tokens in the
+    softmax. exponents: of 64 raw rows.
+    """
+
+    scaled: Any
+    weights: Weights
+    logits: Any
+    shares: Any
+    exponents: Any
+    sums: Any
+    others: Any
+
+
+STRIP_BYTES = 4 * 112  # 64 tokens, and room for whole vectors behind them
+_SCALED, _HALVES, _BYTES = 4 * 256, 2 * 256, 2 * 256
+
+
+def scratch_bytes(dim: int) -> int:
+    """Bytes of the memory that a thread works in, for streams of up to `dim` channels."""
+    return _SCALED + _HALVES + _BYTES + 3 * STRIP_BYTES + 2 * max(4 * dim + 128, STRIP_BYTES)
+
+
+@inline
+def cut_scratch(memory: Any, size: Any) -> Any:
+    """Scratch in `size` bytes of memory."""
+    weights = Weights(memory + _SCALED, memory + _SCALED + _HALVES)
+    logits = memory + _SCALED + _HALVES + _BYTES
+    sums = logits + 3 * STRIP_BYTES
+    others = sums + (size - (sums - memory)) // 2
+    return Scratch(memory, weights, logits, logits + STRIP_BYTES, logits + 2 * STRIP_BYTES, sums, others)
+
+
+@inline
+def read_form(forms: Any, n: Any) -> Any:
+    """Row n of the table of forms."""
+    at = forms + 72 * n
+    return Form(
+        load_long(at),
+        load_long(at + 8),
+        load_long(at + 16),
+        load_long(at + 24),
+        load_long(at + 32),
+        load_long(at + 40),
+        load_long(at + 48),
+        load_long(at + 56),
+        load_long(at + 64),
+    )

@@ -1,0 +1,112 @@
+"""Logits of a strip of at most 64 tokens: a query times one stream's records, wherever its scales are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._simd import (
+    load_signed,
+    load_unsigned,
+    load_word,
+    splat,
+    store_lanes,
+    store_word,
+)
+from kvcodec.kernels.dot import dot_tiles
+from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
+from kvcodec.kernels.forms import RAW_BITS
+from kvcodec.kernels.raw_rows import score_rows
+from kvcodec.kernels.softmax import add_logits, scale_logit
+
+POINT = np.int64(48)  # 16 bits behind a logit's point, and the 32 that its factor has
+
+
+@inline
+def score_by_channel(form: Any, head: Any, run: Any, segment: Any, query: Any, scratch: Any, ahead: Any) -> None:
+    """Logits from codes with one scale a channel: it is folded into the query, for each group of tokens anew."""
+    start, tokens = run
+    dim, at, count = segment
+    bits, group = form.bits, form.group
+    position = start
+    while position < start + tokens:
+        end = min((position // group + 1) * group, start + tokens)
+        scales = head + 2 * (position // group * form.columns + at)
+        numbers = query.numbers + 4 * at
+        width, weights = query.width, scratch.weights
+        exponent, zero = fold_scales(numbers, scales, form.zeros, count, width, bits, scratch.scaled, weights)
+        first, both, stride = position >> 4, query.width == 16, dim * bits * 2
+        tiles, place = ((end + 15) >> 4) - first, head + form.codes + first * stride
+        dot_tiles(place, tiles, stride, bits, (at, at + count), scratch.weights, both, ahead, scratch.sums)
+        left = np.int64(query.shift + exponent - SCALE_BIAS + POINT)
+        sums, logits = scratch.sums + 4 * (position & 15), scratch.logits + 4 * (position - start)
+        add_logits(sums, end - position, zero, bits + 24, left, query.factor, logits)
+        position = end
+
+
+@part
+def score_by_token(form: Any, head: Any, run: Any, segment: Any, query: Any, scratch: Any, ahead: Any) -> None:
+    """Logits from codes with one scale a token and group of channels: each sum is scaled."""
+    start, tokens = run
+    dim, at, count = segment
+    bits, group = form.bits, form.group
+    channel = at
+    while channel < at + count:
+        end = min((channel // group + 1) * group, at + count)
+        numbers = query.numbers + 4 * channel
+        exponent, total = fold_numbers(numbers, end - channel, query.width, scratch.weights)
+        shift = query.shift + exponent
+        metadata = head + 2 * (channel // group * form.columns)
+        for tile in range(start >> 4, (start + tokens + 15) >> 4):
+            place, both = head + form.codes + tile * (dim * bits * 2), query.width == 16
+            dot_tiles(place, 1, 0, bits, (channel, end), scratch.weights, both, ahead, scratch.sums)
+            scale_sums(form, metadata + 32 * tile, total, shift, query.factor, 16 * tile - start, tokens, scratch)
+        channel = end
+
+
+@inline
+def scale_sums(
+    form: Any, scales: Any, total: Any, shift: Any, factor: Any, first: Any, tokens: Any, scratch: Any
+) -> None:
+    """Add to the logits a tile's sums, each with its own zero, times `total`, and its own scale.
+
+    first: the tile's first token, counted from the strip's; of the strip's tokens alone there are logits.
+    """
+    sums, bits = scratch.sums, form.bits
+    store_lanes(load_unsigned(scales), sums + 64)
+    store_lanes(load_signed(scales + form.zeros) if form.zeros else splat(np.int32(0)), sums + 128)
+    for lane in range(max(-first, 0), min(tokens - first, 16)):
+        zero = np.int64(-total << (bits - 1))
+        if form.zeros:
+            zero = np.int64(np.int64(total * np.int64(load_word(sums + 4 * (32 + lane)))) >> PARTS[bits])
+        scale = load_word(sums + 4 * (16 + lane))
+        number = np.int64(
+            np.int64(np.int64(load_word(sums + 4 * lane)) + zero) * np.int64((scale & np.int32(127)) | np.int32(128))
+        )
+        left = np.int64(shift + np.int64(scale >> np.int32(7)) - SCALE_BIAS + POINT)
+        logit = scratch.logits + 4 * (first + lane)
+        store_word(np.int32(load_word(logit) + scale_logit(number, left, factor)), logit)
+
+
+@inline
+def score_strip(form: Any, head: Any, start: Any, tokens: Any, dim: Any, query: Any, scratch: Any, ahead: Any) -> None:
+    """Add a stream's part of the logits of `tokens` tokens from `start` on.
+
+    head: address of the head's section of the record, or of its first row.
+    """
+    for at in range(0, dim, SEGMENT):
+        count = min(np.int64(SEGMENT), dim - at)
+        if form.bits == RAW_BITS:
+            numbers = query.numbers + 4 * at
+            exponent, _ = fold_numbers(numbers, count, query.width, scratch.weights)
+            left = query.shift + exponent + POINT
+            row, stride = head + start * form.row_stride + 2 * at, form.row_stride
+            score_rows(
+                row, stride, tokens, count, form.half, scratch.weights.halves, left, query.factor, scratch.logits
+            )
+        elif form.by_channel:
+            score_by_channel(form, head, (start, tokens), (dim, at, count), query, scratch, ahead)
+        else:
+            score_by_token(form, head, (start, tokens), (dim, at, count), query, scratch, ahead)
