@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from kvcodec.bulk.chunks import Progress, token_chunks
-from kvcodec.bulk.dump_model import STREAMS
 from kvcodec.bulk.selection import DumpPart
+from kvcodec.store.ahead import Span
 from kvcodec.store.model import Model
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
 
 
-def copy_rows(source: DumpPart, store: Store, name: str, tell: Progress) -> None:
+def copy_rows(source: DumpPart, store: Store, name: str, threads: int, tell: Progress) -> None:
     """Append the rows of all layers that the sequence `name` has not yet; begin it if there is none.
 
-    tell: called with (done, total) in tokens times layers, at first with what is there already. Memory: a chunk of
-    all layers, its codes, and the open windows.
+    tell: called with (done, total) in tokens times layers, at first with what is there already. Memory: of each thread
+    a chunk of one layer's K or V, two chunks' codes, and the open windows. threads: more than one code a chunk while
+    the one before it is written.
     """
     sequence = store.sequence(name)
     there, layers = len(sequence), len(source.layers)
     tell(there * layers, source.tokens * layers)
-    for start, stop in token_chunks(source.tokens - there, store.model.token_bytes):
-        at, end = there + start, there + stop
-        sequence.append_layers(
-            {layer: tuple(source.rows(layer, stream, at, end) for stream in STREAMS) for layer in source.layers}
-        )
+
+    def told(span: Span) -> None:
         store.device.image.release()
-        tell(end * layers, source.tokens * layers)
+        tell(span[1] * layers, source.tokens * layers)
+
+    chunks = token_chunks(source.tokens - there, store.model.token_bytes)
+    spans = [(there + start, there + stop) for start, stop in chunks]
+    sequence.append_spans(source.layers, spans, source.rows, told, ahead=threads > 1)
 
 
 def check_rows(source: DumpPart, model: Model) -> None:

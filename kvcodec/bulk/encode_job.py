@@ -178,7 +178,7 @@ class EncodeJob:
                 tell(before + done, total)
 
             with self._open_part(one.named.dump) as source:
-                copy_rows(source, store, name, tell_own)
+                copy_rows(source, store, name, thread_count(self.threads), tell_own)
             before += one.work
         return resumed
 

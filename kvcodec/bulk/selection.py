@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.dumps.dump import Dump
@@ -76,6 +77,8 @@ class DumpPart:
         """(tokens, heads, dim)."""
         return self.tokens, *self._dump.shape(layer, stream)[1:]
 
-    def rows(self, layer: int, stream: StreamId, start: int, stop: int) -> NDArray[Any]:
-        """Rows (tokens, heads, dim) of the tokens start <= t < stop of this part. Raises as Dump.rows does."""
-        return self._dump.rows(layer, stream, self._first + start, self._first + stop)
+    def rows(
+        self, layer: int, stream: StreamId, start: int, stop: int, room: NDArray[np.uint16] | None = None
+    ) -> NDArray[Any]:
+        """Rows (tokens, heads, dim) of the tokens start <= t < stop of this part. room: as of Dump.rows, which see."""
+        return self._dump.rows(layer, stream, self._first + start, self._first + stop, room)

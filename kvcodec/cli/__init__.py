@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 _INTERRUPTED = 130
@@ -9,13 +10,15 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """The console script `kvcodec`. Exits 0 fine, 1 the thing checked is bad, 2 wrong use or unreadable input."""
+    for name in ("typer", "rich"):
+        if importlib.util.find_spec(name) is None:  # they are imported when they are needed
+            print(f"kvcodec: {name} is missing: pip install 'kvcodec-flash[cli]'", file=sys.stderr)
+            sys.exit(2)
     try:
-        import rich  # noqa: F401
-        import typer  # noqa: F401
-    except ModuleNotFoundError as error:
-        print(f"kvcodec: {error.name} is missing: pip install 'kvcodec-flash[cli]'", file=sys.stderr)
-        sys.exit(2)
-    try:
+        from kvcodec.cli.quick import run_quickly
+
+        if run_quickly(sys.argv[1:]):
+            sys.exit(0)
         from kvcodec.cli.app import run
 
         code = run(sys.argv[1:])

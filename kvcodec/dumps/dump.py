@@ -109,9 +109,12 @@ class Dump(abc.ABC):
         """(tokens, heads, dim). Raises DumpError for a layer or stream that the file has not."""
         return self._place(layer, stream).shape
 
-    def rows(self, layer: int, stream: StreamId, start: int, stop: int) -> NDArray[Any]:
+    def rows(
+        self, layer: int, stream: StreamId, start: int, stop: int, room: NDArray[np.uint16] | None = None
+    ) -> NDArray[Any]:
         """Rows of the tokens start <= t < stop: (tokens, heads, dim) of `dtype`, an array of the caller's own.
 
+        room: contiguous and of that shape, holds the rows of a 16-bit dump then, and what is returned is a view of it.
         Reads no more than these from the disk. Raises ShapeError unless 0 <= start <= stop <= tokens; DumpError
         for a layer or stream that the file has not, a file that shrank, and after close().
         """
@@ -119,21 +122,25 @@ class Dump(abc.ABC):
         if not 0 <= start <= stop <= place.tokens:
             what = f"layer {layer} {stream.name}: tokens {start}:{stop}"
             raise ShapeError(f"{self.path}: {what}, want a range in 0:{place.tokens}")
-        rows = self._stored_rows(self._sources[layer, stream].name, place, start, stop)
+        rows = self._stored_rows(self._sources[layer, stream].name, place, start, stop, room)
         if self._code == FP8:
             rows = self._tables[layer, stream][rows].view(self.dtype)
         return rows
 
-    def _stored_rows(self, name: str, place: RowsPlace, start: int, stop: int) -> NDArray[Any]:
-        stored = _STORED[self._code]
+    def _stored_rows(
+        self, name: str, place: RowsPlace, start: int, stop: int, room: NDArray[np.uint16] | None
+    ) -> NDArray[Any]:
+        stored, shape = _STORED[self._code], (stop - start, place.heads, place.dim)
+        fits = room is not None and room.shape == shape and stored.itemsize == room.itemsize
+        rows = room.view(stored) if room is not None and fits else np.empty(shape, stored)
         if place.head_stride == place.dim:
-            rows = np.empty((stop - start, place.heads, place.dim), stored)
             self._read(name, place.first + start * place.token_stride, rows)
             return rows
         heads = np.empty((place.heads, stop - start, place.dim), stored)
         for head in range(place.heads):
             self._read(name, place.first + head * place.head_stride + start * place.token_stride, heads[head])
-        return np.ascontiguousarray(heads.transpose(1, 0, 2))
+        rows[...] = heads.transpose(1, 0, 2)
+        return rows
 
     def queries(self, layer: int) -> Queries | None:
         """The queries of `layer`, None if the file has none. Raises DumpError, DtypeError if they are malformed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -110,6 +111,11 @@ class Device:
         """Bytes as the file holds them, without a copy: an unprogrammed unit is zeros. Shorter at the file's end."""
         length = max(0, min(length, self.geometry.block_bytes - offset))
         return self.image.view(self.file_offset(block, offset), length)
+
+    def release(self, block: int) -> None:
+        """Take what was looked at of a block out of the process's memory: a later look brings it back."""
+        start = self._spare_offset(block, 0)
+        self.image.release(start - start % mmap.PAGESIZE, self.geometry.stride)
 
     def slots(self, block: int) -> npt.NDArray[np.void]:
         """The spare slots of a block, as many as the file reaches."""

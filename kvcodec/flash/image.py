@@ -175,10 +175,13 @@ class Image:
             self._map = np.frombuffer(self._pages, np.uint8)
         return self._map[offset : offset + length]
 
-    def release(self) -> None:
-        """Take the pages that were looked at out of the process's memory: a later look brings them back."""
+    def release(self, start: int = 0, length: int | None = None) -> None:
+        """Take pages that were looked at out of the process's memory, all or those of a range that begins at a page: a
+        later look brings them back.
+        """
         if self._pages is not None:
-            self._pages.madvise(mmap.MADV_DONTNEED)
+            left = len(self._pages) - start
+            self._pages.madvise(mmap.MADV_DONTNEED, start, left if length is None else min(length, left))
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` at `offset`. A failure is final for what it was meant to write."""
@@ -241,9 +244,6 @@ class Image:
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, os.fstat(fd).st_size)  # the size stays; blocks reserved beyond it go
-        if self.writable and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
         if self.writable and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive

@@ -6,7 +6,7 @@ the gap before it is zeros. The trailing CRC32C commits the frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,13 +68,18 @@ class Record:
         return self.header.dtype.itemsize + len(self.body)
 
 
+def new_headers(kind: Kind, count: int, **fields: Any) -> npt.NDArray[np.void]:
+    """Headers (count,) of records of `kind`. fields: of each a value for all records, or one a record."""
+    headers = np.zeros(count, HEADERS[kind])
+    headers["kind"], headers["version"] = kind, FORMAT_VERSION
+    for name, value in fields.items():
+        headers[name] = value
+    return headers
+
+
 def new_record(kind: Kind, body: bytes | Bytes, *, sequence: int = 0, **fields: Any) -> Record:
     """A record of `kind` with the given header fields."""
-    header = np.zeros((), HEADERS[kind])
-    header["kind"], header["sequence"], header["version"] = kind, sequence, FORMAT_VERSION
-    for name, value in fields.items():
-        header[name] = value
-    return Record(header, body)
+    return Record(new_headers(kind, 1, sequence=sequence, **fields)[0, ...], body)
 
 
 def seal_record(record: Record, lsn: int) -> bytes:
@@ -128,34 +133,46 @@ class FrameId:
     previous: int
 
 
-def build_frame(
-    records: Iterable[tuple[bytes, bytes | Bytes]], frame: FrameId, *, offset: int, generation: int, uuid: bytes
-) -> tuple[bytearray, list[int], int]:
-    """Bytes of a frame that starts at `offset` of a block, the records' offsets in the block, and the frame's CRC.
+Sealed = Sequence[tuple[bytes, bytes | Bytes]]  # header bytes and body of records
 
-    records: (header bytes, body) of each.
-    """
-    out = bytearray(FRAME_HEADER.itemsize)
-    places = []
+
+def build_frame(
+    records: Sealed, frame: FrameId, *, offset: int, generation: int, uuid: bytes
+) -> tuple[bytearray, list[int], int]:
+    """Bytes of a frame that starts at `offset` of a block, the records' offsets in the block, and the frame's CRC."""
+    places, position = [], offset + FRAME_HEADER.itemsize
     for header, body in records:
-        at = place_record(offset + len(out), header[_CRC_FIELD])
-        out.extend(bytes(at - offset - len(out)))
-        places.append(at)
-        out += header
-        out += body if isinstance(body, bytes) else body.data
-    end = close_frame(offset + len(out)) - offset
-    out.extend(bytes(end - len(out)))
-    h = np.frombuffer(out, FRAME_HEADER, 1)[0]
-    h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, FrameType.DATA
-    h["length"], h["records"], h["number"], h["durable"] = end, len(places), frame.number, frame.durable
-    h["session"], h["session_start"], h["previous"] = frame.session, frame.session_start, frame.previous
-    seed = frame_seed(uuid)
-    h["header_crc"] = crc32c(h.tobytes()[:-_CRC_FIELD], seed)
-    trailer = np.frombuffer(out, FRAME_TRAILER, 1, end - FRAME_TRAILER.itemsize)[0]
-    trailer["length"] = end
-    crc = crc32c(np.frombuffer(out, np.uint8)[FRAME_HEADER.itemsize : -_CRC_FIELD], int(h["header_crc"]))
-    trailer["crc"] = crc
+        places.append(place_record(position, header[_CRC_FIELD]))
+        position = places[-1] + len(header) + len(body)
+    out = bytearray(close_frame(position) - offset)
+    crc = write_frame(
+        np.frombuffer(out, np.uint8), records, frame, [at - offset for at in places], generation=generation, uuid=uuid
+    )
     return out, places, crc
+
+
+def write_frame(
+    out: Bytes, records: Sealed, frame: FrameId, starts: Sequence[int], *, generation: int, uuid: bytes
+) -> int:
+    """Fill `out`, which has the bytes of a frame and no more; its CRC. starts: where in it each record begins."""
+    position = FRAME_HEADER.itemsize
+    for start, (header, body) in zip(starts, records, strict=True):
+        body_start = start + len(header)
+        out[position:start] = 0
+        out[start:body_start] = np.frombuffer(header, np.uint8)
+        position = body_start + len(body)
+        out[body_start:position] = np.frombuffer(body, np.uint8)
+    out[position:] = 0
+    h = out[: FRAME_HEADER.itemsize].view(FRAME_HEADER)[0]
+    h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, FrameType.DATA
+    h["flags"] = h["reserved"] = 0
+    h["length"], h["records"], h["number"], h["durable"] = len(out), len(starts), frame.number, frame.durable
+    h["session"], h["session_start"], h["previous"] = frame.session, frame.session_start, frame.previous
+    h["header_crc"] = crc32c(h.tobytes()[:-_CRC_FIELD], frame_seed(uuid))
+    trailer = out[-FRAME_TRAILER.itemsize :].view(FRAME_TRAILER)[0]
+    trailer["length"] = len(out)
+    trailer["crc"] = crc = crc32c(out[FRAME_HEADER.itemsize : -_CRC_FIELD], int(h["header_crc"]))
+    return crc
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcodec.errors import SpecError
 from kvcodec.layout import FRAME_HEADER
@@ -17,12 +17,15 @@ from kvcodec.log.frame import MAX_FRAME, Record, close_frame, place_record
 
 @dataclass
 class PlannedFrame:
-    """Records of one frame with their lsns; `fresh` if it is the first of a block yet to be opened."""
+    """Records of one frame with their lsns, and where in the block each begins; `fresh` if the frame is the first of a
+    block yet to be opened.
+    """
 
     fresh: bool
     offset: int
     end: int
     records: list[tuple[int, Record]]
+    places: list[int] = field(default_factory=list)
 
 
 def plan_frames(
@@ -63,7 +66,8 @@ def _fill(queue: deque[tuple[int, Record]], start: int, block_bytes: int) -> Pla
     while queue:
         lsn, record = queue[0]
         at = place_record(position, record.kind)
-        end = close_frame(at + record.size)
+        position = at + record.size
+        end = close_frame(position)
         if frame.records and end - start > MAX_FRAME:
             break
         if end > block_bytes:
@@ -73,11 +77,13 @@ def _fill(queue: deque[tuple[int, Record]], start: int, block_bytes: int) -> Pla
             head, rest = record.split(pieces)
             queue[0] = (lsn, rest)
             frame.records.append((lsn, head))
+            frame.places.append(at)
             frame.end = close_frame(at + head.size)
             break
         queue.popleft()
         frame.records.append((lsn, record))
-        frame.end, position = end, at + record.size
+        frame.places.append(at)
+        frame.end = end
     return frame
 
 

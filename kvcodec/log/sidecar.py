@@ -21,13 +21,13 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.layout import (
     FORMAT_VERSION,
     FRAME_TRAILER,
-    HEADERS,
     RECORD_HEADER,
     SIDECAR,
     SIDECAR_ENTRY,
     SIDECAR_MAGIC,
 )
-from kvcodec.log.reader import Cursor, Located, Log, Place
+from kvcodec.log.located import Located, RecordTable, join_records
+from kvcodec.log.reader import Cursor, Log
 
 
 def sidecar_path(path: Path) -> Path:
@@ -50,10 +50,7 @@ def write_sidecar(path: Path, uuid: bytes, end: LogEnd, located: Sequence[Locate
     cursor = end.cursor
     if cursor.block is None:
         return
-    entries = np.zeros(len(located), SIDECAR_ENTRY)
-    for entry, one in zip(entries, located, strict=True):
-        entry["generation"], entry["block"], entry["offset"] = one.place
-        entry["header"] = np.void(one.header.tobytes().ljust(SIDECAR_ENTRY["header"].itemsize, b"\0"))
+    entries = join_records([located]).entries
     head = np.zeros((), SIDECAR)
     head["magic"], head["version"], head["records"] = SIDECAR_MAGIC, FORMAT_VERSION, len(located)
     head["uuid"], head["block"], head["offset"] = np.void(uuid), cursor.block.number, cursor.offset
@@ -70,26 +67,22 @@ def write_sidecar(path: Path, uuid: bytes, end: LogEnd, located: Sequence[Locate
     fresh.unlink(missing_ok=True)
 
 
-def load_sidecar(path: Path, log: Log, *, resume: bool) -> list[Located]:
+def load_sidecar(path: Path, log: Log, *, resume: bool) -> RecordTable:
     """Tell a fresh log what its sidecar knows to be durable.
 
     With `resume`, also set the log to the end that the sidecar names and return the records up to there. An
     unreadable, foreign or outdated sidecar is no error: the log is then read from its start.
     """
+    none = join_records([])
     try:
         found = _read_verified(sidecar_path(path), log)
     except OSError:
-        return []
+        return none
     if found is None:
-        return []
+        return none
     head, body = found
     log.known_durable = int(head["durable"])
-    if not resume or not _set_end(head, log):
-        return []
-    return [
-        Located(Place(*(int(entry[f]) for f in ("generation", "block", "offset"))), _header(entry))
-        for entry in body.view(SIDECAR_ENTRY)
-    ]
+    return RecordTable(body.view(SIDECAR_ENTRY)) if resume and _set_end(head, log) else none
 
 
 def _read_verified(path: Path, log: Log) -> tuple[np.void, npt.NDArray[np.uint8]] | None:
@@ -130,10 +123,3 @@ def _set_end(head: np.void, log: Log) -> bool:
     log.totals = Counters(*(int(head[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
     log.lsn, log.report.frames = int(head["lsn"]), int(head["frames"])
     return True
-
-
-def _header(entry: np.void) -> np.void:
-    raw = np.frombuffer(entry["header"].tobytes(), np.uint8)
-    dtype = HEADERS.get(int(raw[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]["kind"]), RECORD_HEADER)
-    header: np.void = raw[: dtype.itemsize].view(dtype)[0]
-    return header

@@ -13,12 +13,15 @@ from kvcodec.errors import DeviceError, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import FRAME_OVERHEAD, NO_FRAME
-from kvcodec.log.frame import FrameId, Record, build_frame, host_bytes, seal_record
+from kvcodec.log.frame import FrameId, Record, host_bytes, seal_record, write_frame
+from kvcodec.log.located import HEADER_ROOM, Located, Place, RecordTable, fill_table, join_records
 from kvcodec.log.plan import PlannedFrame, plan_frames
-from kvcodec.log.reader import Cursor, Located, Log, Place
+from kvcodec.log.reader import Cursor, Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import LogEnd
+from kvcodec.log.tail import Tail
 
+_MANY = 32  # records of a frame that are better located as rows of one table
 _SETTLE_BYTES = 16 << 20  # programmed without a sync, after which later frames shall vouch for them
 
 
@@ -41,7 +44,7 @@ class LogWriter:
         self._block = log.cursor.block
         self._generation = max((b.generation for b in log.blocks.in_use()), default=0)
         self._programmed_before = log.totals.programmed  # when the open block was opened
-        self._tail = bytearray()  # bytes of frames in the unit that is not full yet
+        self._tail = Tail()  # bytes of frames in the unit that is not full yet
         self._starts: list[int] = []  # offsets in the block of the frames that begin in `_tail`
         self._failed = False
         self._witnessed = True
@@ -90,7 +93,7 @@ class LogWriter:
 
     # -- appending ---------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[Record]) -> list[Located]:
+    def append(self, records: Sequence[Record]) -> Sequence[Located]:
         """Commit records in frames; whole units are programmed now, the rest with the next append or `sync`.
 
         Returns each record (each part of one that was split) with its place. Raises NoSpace and SpecError with
@@ -104,13 +107,13 @@ class LogWriter:
         self._reserve(frames)
         self._failed = True
         self.lsn += len(records)
-        located = [place for frame in frames for place in self._append_frame(frame)]
+        located = [self._append_frame(frame) for frame in frames]
         self._program(len(self._tail) // unit)
         self._witnessed = False
         if self.device.counters.programmed - self._settled >= _SETTLE_BYTES:
             self._settle()
         self._failed = False
-        return located
+        return located[0] if len(located) == 1 else join_records(located)
 
     def sync(self) -> None:
         """Pad and program the last unit; everything appended so far is durable when this returns."""
@@ -127,7 +130,7 @@ class LogWriter:
         if self._block is None or place.block != self._block.number or place.offset < self._pending_from:
             return None
         programmed = max(0, self._unit_start - place.offset)
-        waiting = np.frombuffer(bytes(self._tail[max(0, place.offset - self._unit_start) :]), np.uint8)
+        waiting = self._tail.rest(max(0, place.offset - self._unit_start))
         return np.concatenate([self.device.data(place.block, place.offset, programmed), waiting])
 
     def end(self) -> LogEnd:
@@ -175,7 +178,7 @@ class LogWriter:
             end = min(frame.end + self._unit, self.device.geometry.block_bytes)
             self.device.reserve(number, frame.offset // self._unit * self._unit, end)
 
-    def _append_frame(self, frame: PlannedFrame) -> list[Located]:
+    def _append_frame(self, frame: PlannedFrame) -> Sequence[Located]:
         if frame.fresh:
             self._close_unit()
             self._generation += 1
@@ -186,22 +189,27 @@ class LogWriter:
         block, offset = self._block, self._unit_start + len(self._tail)
         sealed = [(seal_record(record, lsn), record.body) for lsn, record in frame.records]
         ident = FrameId(self._number + 1, self.durable, self._session, self._session_start, self._crc)
-        data, places, crc = build_frame(
-            sealed, ident, offset=offset, generation=block.generation, uuid=self.device.uuid
+        size = frame.end - frame.offset
+        starts = [at - offset for at in frame.places]
+        crc = write_frame(
+            self._tail.extend(size), sealed, ident, starts, generation=block.generation, uuid=self.device.uuid
         )
         self._starts.append(offset)
-        self._tail += data
         self._number, self._crc = ident.number, crc
-        self._frames, self._frame_end = self._frames + 1, offset + len(data)
+        self._frames, self._frame_end = self._frames + 1, offset + size
         headers: list[np.void] = [record.header.reshape(1)[0] for _, record in frame.records]
-        self.device.counters.framed += len(data)
+        self.device.counters.framed += size
         self.device.counters.host += sum(map(host_bytes, headers))
-        return [Located(Place(block.generation, block.number, at), h) for at, h in zip(places, headers, strict=True)]
+        places = [Place(block.generation, block.number, at) for at in frame.places]
+        if len(places) < _MANY:
+            return list(map(Located, places, headers))
+        filled = b"".join(header.ljust(HEADER_ROOM, b"\0") for header, _ in sealed)
+        return RecordTable(fill_table(np.array(places, np.uint64), filled))
 
     def _close_unit(self) -> None:
         if self._tail:
             units = -(-len(self._tail) // self._unit)
-            self._tail.extend(bytes(units * self._unit - len(self._tail)))
+            self._tail.extend(units * self._unit - len(self._tail))[:] = 0
             self._program(units)
 
     def _program(self, units: int) -> None:
@@ -214,8 +222,8 @@ class LogWriter:
         for start in reversed(self._starts):
             if start // unit - first < units:
                 firsts[start // unit - first] = start % unit
-        self.device.program(self._block.number, first, bytes(self._tail[: units * unit]), firsts)
-        del self._tail[: units * unit]
+        self.device.program(self._block.number, first, self._tail.first(units * unit).tobytes(), firsts)
+        self._tail.drop(units * unit)
         self._unit_start += units * unit
         begun = [s for s in self._starts if s < self._unit_start]
         self._pending_from = begun[-1] if begun and self._tail else self._unit_start

@@ -2,67 +2,51 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from kvcodec.log.reader import Place
-from kvcodec.spec import CodecSpec
+from kvcodec.layout import COUNTER_LIMIT
+from kvcodec.store.coded import Coded, Extent, Part
+from kvcodec.store.packed import Packed, Rows, pack, rows_of_one
 
-
-class Part(NamedTuple):
-    """Rows of some heads of a record: where the record lies, and where in its body the rows begin.
-
-    size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes.
-    """
-
-    place: Place
-    first_head: int
-    heads: int
-    body_offset: int
-    size: int = 0
-    coded: bool = False
-
-
-class Coded(NamedTuple):
-    """A whole record as one stream sees it: its tokens, and its parts by head (one unless it was split).
-
-    step: the codec of rows in a STEP record, which a GROUP record will supersede: a writer that takes up the log holds
-    them open. None for a GROUP.
-    """
-
-    lsn: int
-    step: CodecSpec | None
-    first: int
-    tokens: int
-    parts: tuple[Part, ...]
-
-
-class Extent(NamedTuple):
-    """Tokens first … end - 1 are read from `coded`."""
-
-    first: int
-    end: int
-    coded: Coded
+__all__ = ["Coded", "Extent", "ExtentMap", "Part"]
 
 
 class ExtentMap:
-    """Disjoint extents of one stream, in token order."""
+    """Disjoint extents of one stream, in token order.
+
+    Records that come by the thousand wait until somebody asks, and are then packed as arrays; what overlaps them
+    later unpacks them from there on. All packed extents lie before the others.
+    """
 
     def __init__(self) -> None:
+        self._waiting: list[Rows] = []
+        self._packed: Packed | None = None
         self._firsts: list[int] = []
         self._extents: list[Extent] = []
+        self._changes = 0
         self._reach = self._contiguous = 0  # how far, and how many, extents are known to follow each other
 
     def __iter__(self) -> Iterator[Extent]:
-        return iter(self._extents)
+        return iter(self.covering(0, 1 << 62))
 
     def __len__(self) -> int:
-        return len(self._extents)
+        self._settle()
+        return len(self._extents) + (len(self._packed) if self._packed is not None else 0)
+
+    def insert_rows(self, rows: Rows) -> None:
+        """Insert whole records; no two of one run of records (LogIndex) have the same lsn."""
+        self._waiting.append(rows)
 
     def insert(self, coded: Coded) -> None:
         """Give the tokens of a record to it, but for those that a higher lsn holds."""
+        if self._waiting and coded.lsn < COUNTER_LIMIT:  # what a forged sidecar may name beyond fits no array
+            self._waiting.append(rows_of_one(coded))
+            return
+        self._settle()
         first, end = coded.first, coded.first + coded.tokens
+        self._unpack(first)
         if not self._extents or self._extents[-1].end <= first:
             self._firsts.append(first)
             self._extents.append(Extent(first, end, coded))
@@ -90,6 +74,8 @@ class ExtentMap:
 
     def drop(self, first: int, lsn: int) -> None:
         """Forget tokens from `first` on that records older than `lsn` hold."""
+        self._settle()
+        self._unpack(first)
         lo, hi = self._span(first, 1 << 62)
         kept = []
         for old in self._extents[lo:hi]:
@@ -101,8 +87,22 @@ class ExtentMap:
 
     def covering(self, first: int, end: int) -> list[Extent]:
         """The extents that hold any of the tokens first … end - 1."""
+        self._settle()
         lo, hi = self._span(first, end)
-        return self._extents[lo:hi]
+        early = self._packed.extents(self._packed.span(first, end)) if self._packed is not None else []
+        return early + self._extents[lo:hi]
+
+    def tally(self, first: int, end: int) -> Iterator[tuple[Coded, int, int]]:
+        """What holds any of the tokens first … end - 1: a record, how many there are like it, their extents' tokens.
+
+        Records are alike if they differ in nothing but lsn, first token and place.
+        """
+        self._settle()
+        if self._packed is not None:
+            yield from self._packed.tally(self._packed.span(first, end))
+        lo, hi = self._span(first, end)
+        for extent in self._extents[lo:hi]:
+            yield extent.coded, 1, extent.end - extent.first
 
     def run_end(self, window: int, bound: int) -> int:
         """The greatest n up to `bound` so that the `window` tokens before n are held (all before n, if n is less)."""
@@ -114,35 +114,84 @@ class ExtentMap:
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Stretches of tokens that are held without a gap, the last one first."""
+        self._settle()
         first = end = -1
-        for extent in reversed(self._extents):
-            if extent.end != first:
+        early = self._packed.runs() if self._packed is not None else ()
+        for start, stop in itertools.chain(((e.first, e.end) for e in reversed(self._extents)), early):
+            if stop != first:
                 if end >= 0:
                     yield first, end
-                end = extent.end
-            first = extent.first
+                end = stop
+            first = start
         if end >= 0:
             yield first, end
 
     @property
+    def changes(self) -> int:
+        """How often extents were replaced or forgotten, not just added behind the others."""
+        self._settle()
+        return self._changes
+
+    @property
     def held(self) -> int:
         """How many tokens are held."""
-        return sum(extent.end - extent.first for extent in self._extents)
+        self._settle()
+        early = self._packed.held if self._packed is not None else 0
+        return early + sum(extent.end - extent.first for extent in self._extents)
 
     @property
     def end(self) -> int:
         """The token after the last one that is held."""
-        return self._extents[-1].end if self._extents else 0
+        self._settle()
+        if self._extents:
+            return self._extents[-1].end
+        return self._packed.end if self._packed is not None else 0
 
     @property
     def reach(self) -> int:
         """The first token, counted from 0, that no extent holds."""
+        self._settle()
+        if self._packed is not None and self._packed.reach < self._packed.end:
+            return self._packed.reach
         for extent in self._extents[self._contiguous :]:
             if extent.first > self._reach:
                 break
             self._reach = extent.end
             self._contiguous += 1
         return self._reach
+
+    def _settle(self) -> None:
+        """Pack the records that wait."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        packed = pack(waiting)
+        if packed is None:
+            for coded in (coded for rows in waiting for coded in rows.records()):
+                self.insert(coded)
+        elif not self._extents and (self._packed is None or self._packed.end <= int(packed.firsts[0])):
+            self._set_packed(packed if self._packed is None else self._packed.joined(packed))
+        else:
+            for extent in packed.extents(slice(None)):
+                self.insert(extent.coded)
+
+    def _unpack(self, first: int) -> None:
+        """Have no packed extent hold a token from `first` on."""
+        if self._packed is None or self._packed.end <= first:
+            return
+        kept = self._packed.span(first, 1 << 62).start
+        self._extents[:0] = extents = self._packed.extents(slice(kept, None))
+        self._firsts[:0] = [extent.first for extent in extents]
+        self._set_packed(self._packed.take(slice(kept)))
+
+    def _set_packed(self, packed: Packed | None) -> None:
+        self._packed = packed
+        self._reach, self._contiguous = self._before, 0
+
+    @property
+    def _before(self) -> int:
+        """Where the packed extents end."""
+        return self._packed.end if self._packed is not None else 0
 
     def _span(self, first: int, end: int) -> tuple[int, int]:
         lo = bisect_right(self._firsts, first) - 1
@@ -157,8 +206,9 @@ class ExtentMap:
                 merged[-1] = Extent(merged[-1].first, extent.end, extent.coded)
             else:
                 merged.append(extent)
+        self._changes += 1
         self._extents[lo:hi] = merged
         self._firsts[lo:hi] = [e.first for e in merged]
         if lo < self._contiguous:
             self._contiguous = lo
-            self._reach = self._extents[lo - 1].end if lo else 0
+            self._reach = self._extents[lo - 1].end if lo else self._before

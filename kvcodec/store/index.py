@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec
 from kvcodec.codecs.sections import HeadSections
+from kvcodec.codecs.sizes import head_sections, step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
 from kvcodec.log.frame import host_bytes
-from kvcodec.log.reader import NOWHERE, Located, Log
+from kvcodec.log.located import NOWHERE, Located, RecordTable
+from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
-from kvcodec.store.extents import Coded, ExtentMap, Part
+from kvcodec.store.coded import Coded, Part
+from kvcodec.store.entering import KINDS, MAX_TOKEN, enter_run
+from kvcodec.store.extents import ExtentMap
 from kvcodec.store.model import Model, Stream, read_model
+from kvcodec.store.packed import Rows
 from kvcodec.store.policy import Policy, SequenceInfo, read_sequence
 
 Key = tuple[int, StreamId]
-_MAX_TOKEN = 1 << 48
+_MANY = 64  # records that are worth entering together
 _CONTRADICTION = "the parts of a split record contradict each other"
+
+
+class RowsOf(NamedTuple):
+    """A record as one stream of a sequence sees it; heads: of the stream."""
+
+    key: Key
+    coded: Coded
+    heads: int
 
 
 class SequenceIndex:
@@ -84,6 +96,11 @@ class SequenceIndex:
         self.maps[key].insert(coded)
         return True
 
+    def add_rows(self, key: Key, rows: Rows) -> None:
+        """Enter records that hold all heads, as ExtentMap.insert_rows takes them."""
+        self.records += len(rows.lsns)
+        self.maps[key].insert_rows(rows)
+
     def drop(self, first: int, lsn: int) -> None:
         for extents in self.maps.values():
             extents.drop(first, lsn)
@@ -99,25 +116,64 @@ class LogIndex:
         self.sequences: dict[int, SequenceIndex] = {}
         self.by_name: dict[str, int] = {}
         self.default: Policy | None = None  # of sequences begun from now on
+        self._checked: dict[tuple[int, bytes], tuple[Model, list[RowsOf]]] = {}
 
     def enter(self, located: Iterable[Located]) -> None:
         """Raises CorruptRecord or UnsupportedVersion for a record that contradicts its model or its sequence."""
+        if isinstance(located, RecordTable) and len(located) >= _MANY:
+            self._enter_table(located)
+            return
         for one in located:
-            kind = int(one.header["kind"])
-            if kind == Kind.MODEL:
-                header, body = self.log.load(one.place)
-                self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
-            elif kind == Kind.SEQUENCE:
-                self._enter_sequence(one)
-            elif kind == Kind.GROUP:
-                self._enter_group(one)
-            elif kind == Kind.STEP:
-                self._enter_step(one)
-            elif kind == Kind.DROP and one.place == NOWHERE:
-                for sequence in self.sequences.values():
-                    sequence.drop(sequence.settled, int(one.header["lsn"]))
-            elif kind == Kind.DROP:
-                self._sequence(one).drop(int(one.header["first_token"]), int(one.header["lsn"]))
+            self._enter_one(one)
+
+    def _enter_table(self, table: RecordTable) -> None:
+        """Records of rows go together as far as no other record comes between them."""
+        start = 0
+        for stop in [*np.flatnonzero(~np.isin(table.kinds, KINDS)).tolist(), len(table)]:
+            if stop - start < _MANY or not enter_run(self, table[start:stop]):
+                self.enter(list(table[start:stop]))
+            if stop < len(table):
+                self._enter_one(table[stop])
+            start = stop + 1
+
+    def _enter_one(self, one: Located) -> None:
+        kind = int(one.header["kind"])
+        if kind == Kind.MODEL:
+            header, body = self.log.load(one.place)
+            self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
+        elif kind == Kind.SEQUENCE:
+            self._enter_sequence(one)
+        elif kind in KINDS:
+            self.enter_rows(one)
+        elif kind == Kind.DROP and one.place == NOWHERE:
+            for sequence in self.sequences.values():
+                sequence.drop(sequence.settled, int(one.header["lsn"]))
+        elif kind == Kind.DROP:
+            self._sequence(one).drop(int(one.header["first_token"]), int(one.header["lsn"]))
+
+    def enter_rows(self, one: Located) -> None:
+        """Enter one GROUP or STEP record."""
+        self.add_rows_of(one, self._sequence(one), self.rows_of(one))
+
+    def add_rows_of(self, one: Located, sequence: SequenceIndex, rows: Iterable[RowsOf]) -> None:
+        """Enter rows of a record that `rows_of` has checked."""
+        for key, coded, heads in rows:
+            self._want(one, sequence.add(key, coded, heads), _CONTRADICTION)
+
+    def rows_like(self, shape: bytes, one: Located) -> list[RowsOf]:
+        """`rows_of` a record, or of another one of the same model and shape: what else `rows_of` looks at."""
+        model = self._sequence(one).model
+        known, rows = self._checked.get((id(model), shape), (None, []))
+        if known is not model:
+            rows = self.rows_of(one)
+            self._checked[id(model), shape] = model, rows
+        return rows
+
+    def rows_of(self, one: Located) -> list[RowsOf]:
+        """What a GROUP or STEP record holds, stream by stream. Raises CorruptRecord, UnsupportedVersion."""
+        if int(one.header["kind"]) == Kind.GROUP:
+            return [self._rows_of_group(one)]
+        return self._rows_of_step(one)
 
     def _at(self, one: Located) -> int:
         return self.log.device.file_offset(one.place.block, one.place.offset)
@@ -166,11 +222,11 @@ class LogIndex:
     def _check_range(self, one: Located, heads: int) -> None:
         h = one.header
         first, tokens = int(h["first_token"]), int(h["tokens"])
-        self._want(one, tokens >= 1 and first + tokens <= _MAX_TOKEN, f"tokens {first} + {tokens}")
+        self._want(one, tokens >= 1 and first + tokens <= MAX_TOKEN, f"tokens {first} + {tokens}")
         self._want(one, int(h["all_heads"]) == heads, f"{int(h['all_heads'])} heads, the model has {heads}")
         self._want(one, int(h["heads"]) >= 1 and int(h["first_head"]) + int(h["heads"]) <= heads, "head range")
 
-    def _enter_group(self, one: Located) -> None:
+    def _rows_of_group(self, one: Located) -> RowsOf:
         h, sequence = one.header, self._sequence(one)
         at = self._at(one)
         if int(h["bitmap_bytes"]) or int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
@@ -196,10 +252,9 @@ class LogIndex:
         coded = int(h["codec"]) != CodecId.RAW
         part = Part(one.place, int(h["first_head"]), heads, sizes[2], host_bytes(h), coded)
         group = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
-        whole = sequence.add((int(h["first_layer"]), stream.id), group, stream.heads)
-        self._want(one, whole, _CONTRADICTION)
+        return RowsOf((int(h["first_layer"]), stream.id), group, stream.heads)
 
-    def _enter_step(self, one: Located) -> None:
+    def _rows_of_step(self, one: Located) -> list[RowsOf]:
         h, sequence = one.header, self._sequence(one)
         spec = self._step_spec(one)
         first_layer, mask, tokens = int(h["first_layer"]), int(h["streams"]), int(h["tokens"])
@@ -212,11 +267,10 @@ class LogIndex:
                 self._check_range(one, stream.heads)
                 part = Part(one.place, int(h["first_head"]), int(h["heads"]), position)
                 coded = Coded(int(h["lsn"]), spec, int(h["first_token"]), tokens, (part,))
-                entries.append(((layer, id_), coded, stream.heads))
+                entries.append(RowsOf((layer, id_), coded, stream.heads))
                 position += tokens * int(h["heads"]) * row_bytes(spec, stream)
         self._want(one, position == int(h["body_bytes"]) and position > 0, "body length")
-        for entry in entries:
-            self._want(one, sequence.add(*entry), _CONTRADICTION)
+        return entries
 
     def _step_spec(self, one: Located) -> CodecSpec:
         codec, axis = int(one.header["codec"]), Axis.NONE
@@ -244,10 +298,9 @@ def _spec(codec: int, axis: int, group: int, flags: int) -> CodecSpec:
 
 @functools.lru_cache(1024)
 def _sections(codec: int, axis: int, group: int, flags: int, stream: Stream, tokens: int) -> HeadSections:
-    return codec_for(_spec(codec, axis, group, flags), stream.id).sections(tokens, stream.dim)
+    return head_sections(_spec(codec, axis, group, flags), stream.id, tokens, stream.dim)
 
 
-@functools.lru_cache(1024)
 def row_bytes(spec: CodecSpec, stream: Stream) -> int:
     """Bytes of one token's row of one head in a STEP record."""
-    return 2 * stream.dim if spec.codec == CodecId.RAW else RowCodec(spec, stream.id).row_bytes(stream.dim)
+    return step_row_bytes(spec, stream.dim)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,13 @@ class Ending(NamedTuple):
     record: Record
 
 
+class Left(NamedTuple):
+    """What an append does to one stream: records of what leaves its window, and the rows that are open then."""
+
+    endings: list[Ending]
+    opened: OpenRows
+
+
 @dataclass(frozen=True)
 class Outgoing:
     """How one stream of one layer of a sequence leaves memory.
@@ -44,13 +53,13 @@ class Outgoing:
     window: int
     largest: int
 
-    @property
+    @cached_property
     def token_group(self) -> int:
         """Tokens of a full GROUP record."""
         raw = self.policy.spec.codec == CodecId.RAW
         return self.raw_group if raw else codec_for(self.policy.spec, self.stream.id).token_group
 
-    @property
+    @cached_property
     def raw_group(self) -> int:
         """Tokens of a raw GROUP record: up to 64, as many as let one head take at most `largest` bytes."""
         tokens = codec_for(RAW, self.stream.id).token_group
@@ -58,7 +67,7 @@ class Outgoing:
             tokens //= 2
         return tokens
 
-    @property
+    @cached_property
     def row_codec(self) -> RowCodec | None:
         """The codec of rows behind the sinks, if they are coded one by one."""
         own = self.policy.residual == 0 and codes_rows(self.policy.spec)
@@ -74,7 +83,7 @@ class Outgoing:
             return np.empty((0, self.stream.heads, codec.row_bytes(self.stream.dim)), np.uint8)
         return np.empty((0, self.stream.heads, self.stream.dim), np.uint16)
 
-    def append(self, open_: OpenRows, rows: Rows) -> tuple[list[Ending], OpenRows]:
+    def append(self, open_: OpenRows, rows: Rows) -> Left:
         """Records of what leaves once `rows` are there, and the open rows then."""
         codec = self.row_codec
         if codec is None:
@@ -83,12 +92,22 @@ class Outgoing:
         if not is_coded(open_):
             records, open_ = self._leave_raw(open_.extended(rows), sinks_only=True)
             if open_.first < self.policy.sinks:
-                return records, open_
+                return Left(records, open_)
             rows = open_.rows.copy()
             open_ = OpenRows(self._none(coded=True), open_.first, open_.first)
         return self._leave_coded(records, open_.extended(codec.encode(rows, self.dtype)))
 
-    def _leave_raw(self, open_: OpenRows, *, sinks_only: bool = False) -> tuple[list[Ending], OpenRows]:
+    def append_read(self, open_: OpenRows, count: int, read: Callable[[Rows], None]) -> Left:
+        """`append` of `count` rows that `read` puts where it is told: mostly where they are coded from."""
+        if self.row_codec is None:
+            longer = open_.lengthened(count)
+            read(longer.newest(count))
+            return self._leave_raw(longer)
+        rows = np.empty((count, self.stream.heads, self.stream.dim), np.uint16)
+        read(rows)
+        return self.append(open_, rows)
+
+    def _leave_raw(self, open_: OpenRows, *, sinks_only: bool = False) -> Left:
         policy = self.policy
         groups = {"token_group": self.token_group, "sink_group": self.raw_group}
         going = list(leaving(open_.first, open_.end, residual=policy.residual, sinks=policy.sinks, **groups))
@@ -103,9 +122,9 @@ class Outgoing:
             made = group_records(self.sequence, self.layer, self.stream, first, rows, spec, self.dtype, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
         gone = sum(item.tokens for item in going)
-        return records, open_.without(gone) if gone else open_
+        return Left(records, open_.without(gone) if gone else open_)
 
-    def _leave_coded(self, records: list[Ending], open_: OpenRows) -> tuple[list[Ending], OpenRows]:
+    def _leave_coded(self, records: list[Ending], open_: OpenRows) -> Left:
         tokens = self.token_group
         groups = (open_.end - open_.first) // tokens
         skipped = sum(not self._needed(open_.first + (n + 1) * tokens, open_.end) for n in range(groups))
@@ -114,7 +133,7 @@ class Outgoing:
         if len(rows):
             made = laid_records(self.sequence, self.layer, self.stream, first, rows, self.policy.spec, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
-        return records, open_.without(groups * tokens) if groups else open_
+        return Left(records, open_.without(groups * tokens) if groups else open_)
 
     def _needed(self, end: int, length: int) -> bool:
         """Whether tokens before `end` are still in the layer's window when it has `length` tokens."""

@@ -37,13 +37,13 @@ def read_codes(log: Log, extent: Extent, stream: Stream) -> npt.NDArray[np.uint8
     assert coded.step is not None
     out = np.empty((coded.tokens, stream.heads, row_bytes(coded.step, stream)), np.uint8)
     for part in coded.parts:
-        _, body, _ = _load(log, coded, part)
+        _, body, _ = load_part(log, coded, part)
         out[:, part.first_head : part.first_head + part.heads] = _step_rows(body, coded, part, stream)
         log.check_unerased(part.place)
     return out[extent.first - coded.first : extent.end - coded.first]
 
 
-def _load(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
+def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     """Header, the body from the part's rows on, and the byte of the file at which those begin."""
     header, body = log.load(part.place)
     at = log.device.file_offset(part.place.block, part.place.offset)
@@ -60,7 +60,7 @@ def _load(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
 def _read_part(
     log: Log, coded: Coded, part: Part, stream: Stream, dtype: DtypeId, as_float32: bool
 ) -> npt.NDArray[Any]:
-    header, body, at = _load(log, coded, part)
+    header, body, at = load_part(log, coded, part)
     try:
         if coded.step is None:
             codec = codec_for(read_spec(header), stream.id)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.codecs import Encoded, codec_for
+from kvcodec.codecs import Codec, Encoded, codec_for
 from kvcodec.codecs.rows import RowCodec
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import ALIGNMENT, CodecId, DtypeId, Kind, align
-from kvcodec.log.frame import Record, new_record
+from kvcodec.log.frame import Record, new_headers, new_record
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Stream
 from kvcodec.store.window import Rows
@@ -26,60 +26,58 @@ def group_records(
     sequence: int, layer: int, stream: Stream, first: int, rows: Rows, spec: CodecSpec, dtype: DtypeId, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
-    encoded = codec_for(spec, stream.id).encode(rows, dtype, tokens)
-    return _group_records(sequence, layer, stream, first, encoded, spec, tokens)
+    codec = codec_for(spec, stream.id)
+    return _group_records(sequence, layer, stream, first, codec.encode(rows, dtype, tokens), codec, tokens)
 
 
 def _group_records(
-    sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, spec: CodecSpec, tokens: int
+    sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, codec: Codec, tokens: int
 ) -> list[Record]:
-    sections = codec_for(spec, stream.id).sections(tokens, stream.dim)
-    fields: dict[str, int] = {
-        "codec": spec.codec, "stream": stream.id, "axis": spec.axis, "flags": spec.flags, "group": spec.group,
-        "first_layer": layer, "layers": 1, "head_dim": stream.dim, "all_heads": stream.heads, "tokens": tokens,
-        "rows": tokens, "metadata_bytes": sections.metadata, "code_bytes": sections.codes,
-    }  # fmt: skip
-    return [
-        _group_record(sequence, first + n * tokens, 0, body, errors, fields)
-        for n, (body, errors) in enumerate(zip(encoded.body, encoded.errors, strict=True))
-    ]
+    """The records' headers and bodies are rows of one array each: what a record costs in Python is its own rows."""
+    sections, spec = codec.sections(tokens, stream.dim), codec.spec
+    bodies = _group_bodies(encoded)
+    headers = new_headers(
+        Kind.GROUP, len(bodies), sequence=sequence, first_token=range(first, first + len(bodies) * tokens, tokens),
+        codec=spec.codec, stream=stream.id, axis=spec.axis, flags=spec.flags, group=spec.group, first_layer=layer,
+        layers=1, heads=stream.heads, head_dim=stream.dim, all_heads=stream.heads, tokens=tokens, rows=tokens,
+        error_bytes=align(2 * stream.heads, ALIGNMENT), metadata_bytes=sections.metadata, code_bytes=sections.codes,
+    )  # fmt: skip
+    return [_group_record(headers[n, ...], bodies[n]) for n in range(len(bodies))]
 
 
-def _group_record(
-    sequence: int, first: int, first_head: int, body: Bytes, errors: npt.NDArray[np.uint16], fields: dict[str, int]
-) -> Record:
-    """body (heads, bytes), errors (heads,)."""
-    heads = len(body)
-    figures = np.zeros(align(2 * heads, ALIGNMENT), np.uint8)
-    figures[: 2 * heads] = errors.astype("<u2").view(np.uint8)
-    record = new_record(
-        Kind.GROUP,
-        np.concatenate([figures, body.reshape(-1)]),
-        sequence=sequence,
-        first_token=first,
-        first_head=first_head,
-        heads=heads,
-        error_bytes=len(figures),
-        **fields,
-    )
+def _group_bodies(encoded: Encoded) -> Codes:
+    """Bodies (records, bytes): the errors of the heads, padded, then the heads."""
+    records, heads, head_bytes = encoded.body.shape
+    figures = align(2 * heads, ALIGNMENT)
+    bodies = np.empty((records, figures + heads * head_bytes), np.uint8)
+    bodies[:, : 2 * heads] = encoded.errors.astype("<u2", copy=False).view(np.uint8)
+    bodies[:, 2 * heads : figures] = 0
+    bodies[:, figures:] = encoded.body.reshape(records, -1)
+    return bodies
 
-    def split(n: int) -> tuple[Record, Record]:
-        return (
-            _group_record(sequence, first, first_head, body[:n], errors[:n], fields),
-            _group_record(sequence, first, first_head + n, body[n:], errors[n:], fields),
-        )
 
-    record.pieces, record.split = heads, split
-    return record
+def _group_record(header: npt.NDArray[np.void], body: Bytes) -> Record:
+    heads = int(header["heads"])
+    return Record(header, body, heads, lambda n: (_some_heads(header, body, 0, n), _some_heads(header, body, n, heads)))
+
+
+def _some_heads(header: npt.NDArray[np.void], body: Bytes, low: int, high: int) -> Record:
+    """The record of the heads from number `low` of it to before `high`."""
+    figures = int(header["error_bytes"])
+    errors = body[2 * low : 2 * high].view("<u2")
+    coded = body[figures:].reshape(int(header["heads"]), -1)[low:high]
+    own = header.copy()
+    own["first_head"], own["heads"] = int(header["first_head"]) + low, high - low
+    own["error_bytes"] = align(2 * (high - low), ALIGNMENT)
+    return _group_record(own, _group_bodies(Encoded(coded[None], errors[None]))[0])
 
 
 def laid_records(
     sequence: int, layer: int, stream: Stream, first: int, coded: Codes, spec: CodecSpec, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows that were coded one by one (n * tokens, heads, row bytes)."""
-    return _group_records(
-        sequence, layer, stream, first, RowCodec(spec, stream.id).lay(coded, tokens, stream.dim), spec, tokens
-    )
+    laid = RowCodec(spec, stream.id).lay(coded, tokens, stream.dim)
+    return _group_records(sequence, layer, stream, first, laid, codec_for(spec, stream.id), tokens)
 
 
 class OpenSpan(NamedTuple):

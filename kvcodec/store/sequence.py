@@ -1,69 +1,40 @@
-"""One sequence of a store: appending rows, and reading any tokens back."""
+"""One sequence of a store: appending rows; what reads them is in readable.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import CorruptRecord, ShapeError
-from kvcodec.layout import Kind
+from kvcodec.errors import ShapeError
+from kvcodec.layout import Kind, StreamId
 from kvcodec.log.frame import Record, new_record
+from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
 from kvcodec.store.extents import Extent
-from kvcodec.store.index import Key, SequenceIndex
-from kvcodec.store.model import Layer, Stream
-from kvcodec.store.outgoing import Outgoing
-from kvcodec.store.reading import read_codes, read_extent
+from kvcodec.store.index import Key
+from kvcodec.store.outgoing import Left, Outgoing
+from kvcodec.store.readable import Readable
+from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
-from kvcodec.store.rows import count_tokens, take_rows, take_tokens
+from kvcodec.store.rows import take_rows
 from kvcodec.store.window import OpenRows, Rows
 
 if TYPE_CHECKING:
-    from kvcodec.store.store import Store
+    pass
 
 Array = npt.NDArray[Any]
+ReadRows = Callable[[int, StreamId, int, int, Rows], Array]  # see Sequence.append_spans
 
 
-class Sequence:
+class Sequence(Readable):
     """Tokens of one conversation. Get it from Store.sequence; it may be used from many threads.
 
     A token exists when every layer has it: len() counts those. A writer may read a layer's newest rows before
     the other layers have theirs. A layer with a sliding window keeps the tokens of its window; `held` says which.
     """
-
-    def __init__(self, store: Store, index: SequenceIndex) -> None:
-        self._store, self._index = store, index
-        self._open: dict[Key, OpenRows] = {}
-        self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
-        self._stale = False
-
-    def _make_outgoing(self, key: Key) -> Outgoing:
-        info, model = self._index.info, self._index.model
-        window = model.layers[key[0]].window
-        policy, largest = info.policy.at(*key), self._store.device.geometry.block_bytes // 2
-        return Outgoing(info.id, key[0], self._stream(key), policy, model.dtype_id, window, largest)
-
-    @property
-    def name(self) -> str:
-        return self._index.info.name
-
-    def __len__(self) -> int:
-        with self._store.lock:
-            self._store.refresh()
-            if self._open:
-                return min(open_.end for open_ in self._open.values())
-            return self._index.length
-
-    def held(self, layer: int) -> range:
-        """The tokens of a layer that can be read: all, or those of its sliding window."""
-        with self._store.lock:
-            self._store.refresh()
-            return self._held(layer)
-
-    # -- appending ---------------------------------------------------------------------------------------------
 
     def append(self, layer: int, *rows: Array) -> None:
         """Append rows of one layer: one array (tokens, heads, dim) a stream (k, v; or c, kr), the model's dtype or
@@ -78,7 +49,53 @@ class Sequence:
         with self._store.lock:
             self._store.check_writable()
             self.take_up()
-            self._append({k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()})
+            batch = {k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()}
+            self._commit(
+                code_streams(
+                    self._store.map, list(batch), lambda key: self._outgoing[key].append(self._open[key], batch[key])
+                )
+            )
+
+    def append_spans(
+        self,
+        layers: Sequence_[int],
+        spans: Sequence_[Span],
+        read: ReadRows,
+        tell: Callable[[Span], None],
+        *,
+        ahead: bool,
+    ) -> None:
+        """Append the tokens first … end - 1 of each span, which follow one another, to `layers`.
+
+        read: called from several threads with layer, stream, first, end and room for 16-bit rows, gives the rows as
+        `append` takes them, in that room if it can. tell: called with each span that is in the log. ahead: a span is
+        read and coded, by a thread of its own, while the one before it is written.
+        Raises as `append` and `read` do; the spans before then are appended, and nothing of their own.
+        """
+        with self._store.lock:
+            self._store.check_writable()
+            self.take_up()
+            keys = [(n, s.id) for n in layers for s in self.layer(n).streams]
+
+            def code(span: Span, before: Mapping[Key, OpenRows]) -> Coded:
+                return code_streams(self._store.map, keys, lambda key: self._append_read(read, key, before[key], span))
+
+            def commit(coded: Coded, span: Span) -> None:
+                self._commit(coded)
+                tell(span)
+
+            code_spans(spans, self._open, code, commit, ahead=ahead)
+
+    def _append_read(self, read: ReadRows, key: Key, before: OpenRows, span: Span) -> Left:
+        layer, id_ = key
+        first, end = span
+
+        def fill(room: Rows) -> None:
+            rows = take_rows(read(layer, id_, first, end, room), self._index.model, layer, self._stream(key), first)
+            if not np.may_share_memory(rows, room):
+                room[...] = rows
+
+        return self._outgoing[key].append_read(before, end - first, fill)
 
     def append_step(self, *streams: Sequence_[Array]) -> None:
         """Append rows of all layers at once: for each stream (k, v; or c, kr) one array a layer, (tokens, heads, dim)
@@ -96,7 +113,7 @@ class Sequence:
         self.append_layers(steps)
 
     def _take(self, layer: int, arrays: Sequence_[Array]) -> dict[Key, Rows]:
-        streams, model = self._layer(layer).streams, self._index.model
+        streams, model = self.layer(layer).streams, self._index.model
         if len(arrays) != len(streams):
             names = ", ".join(s.name for s in streams)
             raise ShapeError(f"layer {layer}: {len(arrays)} arrays, want one each for {names}")
@@ -111,13 +128,10 @@ class Sequence:
             )
         return taken
 
-    def _append(self, batch: dict[Key, Rows]) -> None:
+    def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
-        made = self._store.map(lambda key: self._outgoing[key].append(self._open[key], batch[key]), list(batch))
-        opened = {key: open_ for key, (_, open_) in zip(batch, made, strict=True)}
-        endings = sorted((e for records, _ in made for e in records), key=lambda e: e.end)
-        records = [e.record for e in endings]
-        if self._stale and batch:
+        records, opened = coded
+        if self._stale and opened:
             records.insert(0, new_record(Kind.DROP, b"", sequence=self._index.info.id, first_token=self._index.length))
         if self._store.durable_steps:
             records += self._step_records(opened)
@@ -174,80 +188,6 @@ class Sequence:
             return codec.encode(self._read(key, np.arange(first, length)), self._index.model.dtype_id)
         codes = [read_codes(self._store.log, extent, outgoing.stream) for extent in extents]
         return np.concatenate(codes)[: length - first]
-
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    def read(self, layer: int, tokens: Any = None, *, dtype: Any = None) -> tuple[Array, ...]:
-        """Rows of one layer: one array (tokens, heads, dim) a stream, k then v (or c then kr).
-
-        tokens: a slice, an index array in any order, or None for all that the layer holds; only the token groups that
-        hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding would lose.
-        Raises ShapeError, CorruptRecord.
-        """
-        streams = self._layer(layer).streams
-        model = self._index.model
-        try:
-            out = model.numpy_dtype if dtype is None else np.dtype(dtype)
-        except TypeError:
-            raise ShapeError(f"dtype: {dtype!r} is none, want {model.numpy_dtype} or float32") from None
-        if out not in (model.numpy_dtype, np.dtype(np.float32)):
-            raise ShapeError(f"dtype: got {out}, want {model.numpy_dtype} or float32")
-        wide = out == np.float32
-        with self._store.lock:
-            self._store.refresh()
-            held = self._held(layer)
-            for s in streams:  # before memory for tokens that damage took is asked for
-                known = self._index.maps[layer, s.id].held
-                if not self._open and isinstance(tokens, slice | None) and count_tokens(tokens, held) > known:
-                    raise self._lost((layer, s.id))
-            index = take_tokens(tokens, held)
-            return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
-
-    def _held(self, layer: int) -> range:
-        end = self._index.length
-        if self._open:
-            end = min(self._open[layer, s.id].end for s in self._layer(layer).streams)
-        return range(self._layer(layer).held(end), end)
-
-    def _read(self, key: Key, tokens: npt.NDArray[np.int64], *, as_float32: bool = False) -> Array:
-        stream, model = self._stream(key), self._index.model
-        rows = np.empty((len(tokens), stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
-        if not len(tokens):
-            return rows
-        open_ = self._open.get(key)
-        border = open_.first if open_ is not None else 1 << 62
-        order = np.argsort(tokens, kind="stable")
-        ascending = tokens[order]
-        coded = int(np.searchsorted(ascending, border))
-        if open_ is not None and coded < len(tokens):
-            newest = ascending[coded:] - border
-            rows[order[coded:]] = self._outgoing[key].read(open_, newest, as_float32=as_float32)
-        found = 0
-        for extent in self._index.maps[key].covering(int(ascending[0]), min(int(ascending[-1]) + 1, border)):
-            low, high = np.searchsorted(ascending[:coded], (extent.first, extent.end)).tolist()
-            if low < high:
-                found += high - low
-                whole = read_extent(self._store.log, extent, stream, model.dtype_id, as_float32=as_float32)
-                rows[order[low:high]] = whole[ascending[low:high] - extent.coded.first]
-        if found != coded:
-            raise self._lost(key)
-        return rows
-
-    def _lost(self, key: Key) -> CorruptRecord:
-        damage = self._store.log.report.damage
-        at = damage[0].start if damage else 0
-        return CorruptRecord(at, f"sequence {self.name!r}: tokens of layer {key[0]}, stream {key[1].name} are lost")
-
-    def _layer(self, layer: int) -> Layer:
-        layers = self._index.model.layers
-        if not 0 <= layer < len(layers):
-            raise ShapeError(f"layer {layer}: the model has layers 0 to {len(layers) - 1}")
-        if not layers[layer].streams:
-            raise ShapeError(f"layer {layer} keeps no cache")
-        return layers[layer]
-
-    def _stream(self, key: Key) -> Stream:
-        return next(s for s in self._index.model.layers[key[0]].streams if s.id == key[1])
 
 
 def _with_tokens(rows: Array) -> Array:

@@ -135,19 +135,19 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
         stream = next(s for s in model.layers[layer].streams if s.id == id_)
         held = model.layers[layer].held(tokens)
         raw16 += (tokens - held) * stream.row_bytes
-        for extent in extents.covering(held, tokens):
-            if extent.coded.step is not None:
-                rows = (extent.end - extent.first) * stream.heads
-                payload += rows * row_bytes(extent.coded.step, stream)
-                if extent.coded.step.codec != CodecId.RAW:
-                    coded += rows * row_bytes(extent.coded.step, stream)
+        for record, count, own in extents.tally(held, tokens):
+            if record.step is not None:
+                rows = own * stream.heads
+                payload += rows * row_bytes(record.step, stream)
+                if record.step.codec != CodecId.RAW:
+                    coded += rows * row_bytes(record.step, stream)
                     numbers += rows * stream.dim
                 continue
-            size = sum(part.size for part in extent.coded.parts)
+            size = count * sum(part.size for part in record.parts)
             payload += size
-            if extent.coded.parts[0].coded:
+            if record.parts[0].coded:
                 coded += size
-                numbers += extent.coded.tokens * stream.heads * stream.dim
+                numbers += count * record.tokens * stream.heads * stream.dim
     specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
     layers = sum(bool(layer.streams) for layer in model.layers)
     return SequenceStats(index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers)

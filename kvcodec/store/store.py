@@ -8,12 +8,17 @@ from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
+import numpy as np
+
+from kvcodec.attention.arrays import check_bits
+from kvcodec.attention.strips import Form
 from kvcodec.errors import (
     FormatError,
     KvcodecError,
     NoSpace,
+    ShapeError,
     SpecError,
     StoreClosed,
     UnknownSequence,
@@ -21,16 +26,19 @@ from kvcodec.errors import (
 from kvcodec.flash.device import Device
 from kvcodec.layout import FRAME_OVERHEAD
 from kvcodec.log.frame import Record
-from kvcodec.log.reader import Located, Log
+from kvcodec.log.located import Located, join_records
+from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
+from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
 from kvcodec.store.coding import Coding
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.records import RAW
+from kvcodec.store.readable import Readable
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
 
@@ -49,10 +57,12 @@ class Store:
         self.path, self.device = path, device
         self.durable_steps, self.journal = False, RAW
         self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
+        self._threads, self._map = threads, map if self._pool is None else self._pool.map
         self.lock = threading.RLock()
         self._writer: LogWriter | None = None
         self._sequences: dict[int, Sequence] = {}
         self._closed = False
+        self._will_write = writable
         self._failure: KvcodecError | None = None
         resume = not writable and recovery == Recovery.TORN_TAIL
         try:
@@ -65,10 +75,10 @@ class Store:
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
-        self._located: list[Located] = []
+        self._located: list[Sequence_[Located]] = []
         trusted = load_sidecar(self.path, self.log, resume=resume)
         self._trusted = bool(trusted)
-        self._enter([*trusted, *self.log.poll()])
+        self._enter(join_records([trusted, self.log.poll_table()]))
 
     # -- opening and closing -----------------------------------------------------------------------------------
 
@@ -117,7 +127,7 @@ class Store:
                         self._log_open_rows()
                     finally:  # what is in the log already becomes durable even if there is no room for more
                         self._writer.witness()
-                        write_sidecar(self.path, self.device.uuid, self._writer.end(), self._located)
+                        write_sidecar(self.path, self.device.uuid, self._writer.end(), join_records(self._located))
             finally:
                 self._let_go()
 
@@ -185,7 +195,7 @@ class Store:
             if self._writer is not None:
                 return
             try:
-                self._enter(self.log.poll())
+                self._enter(self.log.poll_table())
             except BaseException as error:  # records may be missing from the index now, DROPs among them
                 broken = f"{self.path}: following the log failed, open it again: {error}"
                 self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
@@ -224,7 +234,8 @@ class Store:
 
     def _enter(self, located: Sequence_[Located]) -> None:
         self.index.enter(located)
-        self._located += located
+        if self._will_write:
+            self._located.append(located)
 
     @property
     def frames(self) -> int:
@@ -241,6 +252,48 @@ class Store:
         if self._pool is None or len(keys) < 2:
             return [work(key) for key in keys]
         return list(self._pool.map(work, keys))
+
+    def attend(
+        self,
+        layer: int,
+        sequences: Sequence_[Readable],
+        q: Any,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        tokens: Any = None,
+        query_bits: int = 16,
+        return_state: bool = False,
+    ) -> Any:
+        """Decode attention of one layer for a batch: q (sequences, query heads, dim), a query for each sequence.
+
+        Otherwise as Sequence.attend: (sequences, query heads, v's dim) float32, or with return_state a list of states.
+        The sequences are of this store, and their layers of one shape.
+        """
+        check_bits(query_bits)
+        check_batch(q, len(sequences))
+        if not sequences:
+            raise ShapeError("sequences: none, want one or more")
+        layers = {sequence.layer(layer) for sequence in sequences}
+        if len(layers) > 1:
+            raise ShapeError(f"layer {layer} has {len(layers)} shapes in these sequences, want one")
+        wide = take_layer_queries(q, layers.copy().pop())
+        forms: list[Form] = []
+        with self.lock:
+            self.refresh()
+            places = [sequence.find_places(layer, window, tokens, forms) for sequence in sequences]
+        try:
+            shape = layers.pop()
+            threads, map_ = self._threads, self._map
+            states = attend_places(
+                shape, places, forms, wide, scale=scale, query_bits=query_bits, threads=threads, map_=map_
+            )
+        except LookupError as error:
+            raise sequences[int(error.args[0])].lost(layer) from None
+        with self.lock:
+            for sequence in sequences:
+                sequence.check_places(layer)
+        return states if return_state else np.stack([state.output() for state in states])
 
     def sync_log(self) -> None:
         """Make what is in the log durable, and leave open rows as they are."""

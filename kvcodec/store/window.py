@@ -43,25 +43,33 @@ class OpenRows:
 
     def extended(self, rows: npt.NDArray[Any]) -> OpenRows:
         """With `rows` behind. Shares the buffer where there is room: only one such successor may be adopted."""
-        need = len(rows)
+        out = self.lengthened(len(rows))
+        out.newest(len(rows))[...] = rows
+        return out
+
+    def lengthened(self, need: int) -> OpenRows:
+        """`extended` by `need` rows that the caller fills; nobody else may see them before."""
         out = OpenRows(self._buffer, self.first, self.logged)
         if len(self._buffer) - self._stop < need or not self._buffer.flags.writeable:
             live = self.rows
             room = len(live) + max(need, len(live), 16)
-            out._buffer = np.empty((room, *rows.shape[1:]), rows.dtype)
+            out._buffer = np.empty((room, *live.shape[1:]), live.dtype)
             out._buffer[: len(live)] = live
             out._start, out._stop = 0, len(live)
         else:
             out._start, out._stop = self._start, self._stop
-        out._buffer[out._stop : out._stop + need] = rows
         out._stop += need
         return out
+
+    def newest(self, count: int) -> npt.NDArray[Any]:
+        """The last `count` rows."""
+        return self._buffer[self._stop - count : self._stop]
 
     def without(self, tokens: int) -> OpenRows:
         """Without the oldest `tokens` rows; a buffer that has grown far beyond its rows is given back."""
         out = OpenRows(self._buffer, self.first + tokens, max(self.logged, self.first + tokens))
         out._start, out._stop = self._start + tokens, self._stop
-        if len(self._buffer) > 4 * (out._stop - out._start) + 256:
+        if len(self._buffer) > 2 * (out._stop - out._start) + 256:
             out._buffer = out.rows.copy()
             out._start, out._stop = 0, len(out._buffer)
         return out

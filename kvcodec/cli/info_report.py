@@ -1,0 +1,77 @@
+"""What `kvcodec info` prints. Imports neither typer nor rich: most of the command's time would be theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcodec.cli.output import number, print_json, print_line, ratio, size
+from kvcodec.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from kvcodec.store.stats import SequenceStats, Stats
+
+
+class InfoReport(NamedTuple):
+    """What a log holds: its model in words, and its figures."""
+
+    log: Path
+    model: str
+    stats: Stats
+
+
+def gather_info(log: Path) -> InfoReport:
+    """Read a log's headers. Raises KvcodecError, OSError."""
+    from kvcodec.store.opening import open_store
+
+    with open_store(log) as store:
+        return InfoReport(log, store.model.describe(), store.stats())
+
+
+def print_info(report: InfoReport, *, json: bool) -> None:
+    """Tables, or one JSON object."""
+    stats = report.stats
+    if json:
+        print_json({"log": str(report.log), "model": report.model} | stats.as_dict())
+        return
+    print_line(f"{report.log}: {report.model}")
+    _print_sequences(stats.sequences)
+    _print_sizes(stats)
+    _print_device(stats)
+
+
+def _print_sequences(sequences: tuple[SequenceStats, ...]) -> None:
+    rows = [
+        (s.name, " ".join(s.codecs), str(s.tokens), str(s.layers), size(s.payload_bytes))
+        for s in sequences
+    ]  # fmt: skip
+    print_table(("sequence", "codecs", "tokens", "layers", "payload"), rows, left=2, title="Sequences")
+
+
+def _print_sizes(stats: Stats) -> None:
+    rows = (
+        ("16-bit rows", stats.raw16_bytes, 1.0),
+        ("codes + metadata of coded groups", stats.coded_bytes, stats.coded_ratio),
+        ("payload: those and raw rows", stats.payload_bytes, stats.ratio(stats.payload_bytes)),
+        ("programmed", stats.programmed_bytes, stats.ratio(stats.programmed_bytes)),
+        ("file", stats.file_bytes, stats.ratio(stats.file_bytes)),
+    )
+    title = f"Sizes ({number(stats.bytes_per_number, '.4f')} bytes a coded number)"
+    print_table(("", "size", "ratio"), [(name, size(n), ratio(times)) for name, n, times in rows], title=title)
+
+
+def _print_device(stats: Stats) -> None:
+    figures = stats.as_dict()
+    waf, by_format, by_padding = (
+        number(float("nan") if (x := figures[f"write_amplification{part}"]) is None else x, ".3f")
+        for part in ("", "_format", "_padding")
+    )
+    rows = (
+        ("write amplification", f"{waf} = format {by_format} x padding {by_padding}"),
+        ("programmed", f"{size(stats.programmed_bytes)} for {size(stats.host_bytes)} of payload ever written"),
+        ("spare bytes, apart", size(stats.spare_bytes)),
+        ("erase blocks in use", str(stats.blocks_used)),
+        ("erases", f"{stats.erases}, at most {stats.largest_erase_count} of {stats.rated_cycles} cycles of a block"),
+        ("frames, records", f"{stats.frames}, {stats.records}"),
+    )
+    print_table(("", ""), rows, left=2, title=f"Device ({stats.device})")

@@ -1,0 +1,117 @@
+"""Decode attention over the caches of sequences: which tokens, where they lie, one run of the kernel for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequence_
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.attention.query import quantize_queries, take_queries
+from kvcodec.attention.rows import Found
+from kvcodec.attention.run import Map, StreamUse, Task, attend
+from kvcodec.attention.state import AttentionState
+from kvcodec.attention.strips import Form, cut_strips, tile_ranges
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import StreamId
+from kvcodec.store.model import Layer, Stream
+from kvcodec.store.rows import take_tokens
+
+Ranges = npt.NDArray[np.int64]
+
+
+class Asked(NamedTuple):
+    """Tokens that a query is to see: ranges (m, 2), ascending; chosen: they are single tokens, (n,) ascending, each of
+    which stands for the tile that holds it.
+    """
+
+    ranges: Ranges
+    chosen: npt.NDArray[np.int64] | None = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first token and the one behind the last; equal if there is none."""
+        if self.chosen is not None:
+            return (int(self.chosen[0]), int(self.chosen[-1]) + 1) if len(self.chosen) else (0, 0)
+        return (int(self.ranges[0, 0]), int(self.ranges[-1, 1])) if len(self.ranges) else (0, 0)
+
+
+def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:
+    """What `attend` is asked for. Raises ShapeError, SpecError."""
+    if window is not None:
+        if tokens is not None:
+            raise SpecError("window and tokens exclude each other: say it in tokens")
+        if window < 1:
+            raise SpecError(f"window is {window}, want 1 or more")
+        held = range(max(held.start, held.stop - window), held.stop)
+    if tokens is None or (isinstance(tokens, slice) and tokens.step in (None, 1)):
+        index = held if tokens is None else take_tokens(tokens, held)
+        return Asked(np.array([[index[0], index[-1] + 1]] if len(index) else np.empty((0, 2)), np.int64).reshape(-1, 2))
+    return Asked(np.empty((0, 2), np.int64), np.unique(take_tokens(tokens, held)))
+
+
+def uses_of(layer: Layer) -> tuple[tuple[Stream, ...], tuple[StreamUse, ...]]:
+    """The streams of a layer in the kernel's order, the one with the values last, and what each is for."""
+    streams = {s.id: s for s in layer.streams}
+    if set(streams) == {StreamId.K, StreamId.V}:
+        k, v = streams[StreamId.K], streams[StreamId.V]
+        return (k, v), (StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False))
+    if set(streams) == {StreamId.C, StreamId.KR}:
+        c, kr = streams[StreamId.C], streams[StreamId.KR]
+        return (kr, c), (StreamUse(kr.dim, True, False, True), StreamUse(c.dim, True, True, True))
+    raise SpecError(f"attention needs k and v, or c and kr; the layer has {', '.join(s.name for s in layer.streams)}")
+
+
+def take_layer_queries(q: Any, layer: Layer) -> npt.NDArray[np.float64]:
+    """Queries (n, heads, channels) in the kernel's order of streams, of which c and kr are given in that order."""
+    streams, _ = uses_of(layer)
+    given = [s for s in layer.streams if s.id != StreamId.V]
+    wide = take_queries(q, tuple(s.dim for s in given), streams[0].heads)
+    if len(given) == 1:
+        return wide
+    return np.concatenate([wide[..., given[0].dim :], wide[..., : given[0].dim]], axis=2)
+
+
+class Place(NamedTuple):
+    """Where one sequence's tokens were found, a Found for each stream, and which of them are asked for."""
+
+    found: Sequence_[Found]
+    asked: Asked
+
+
+def attend_places(
+    layer: Layer,
+    places: Sequence_[Place],
+    forms: list[Form],
+    q: npt.NDArray[np.float64],
+    *,
+    scale: float | None,
+    query_bits: int,
+    threads: int,
+    map_: Map,
+) -> list[AttentionState]:
+    """States of one query a place. Raises LookupError(number of the place) where tokens are lost; SpecError."""
+    streams, uses = uses_of(layer)
+    scored = tuple(use.dim for use in uses if use.scored)
+    if scale is None:
+        if len(scored) > 1:
+            raise SpecError("latent attention needs scale=: that of the heads before their projections were absorbed")
+        scale = float(scored[0]) ** -0.5
+    strips = []
+    for n, (found, asked) in enumerate(places):
+        spans = [one.spans for one in found]
+        ranges = asked.ranges if asked.chosen is None else tile_ranges(spans[0], asked.chosen)
+        try:
+            strips.append(cut_strips(spans, ranges))
+        except LookupError:
+            raise LookupError(n) from None
+    task = Task(quantize_queries(q, scored, scale), strips, uses, forms, streams[0].heads, query_bits, places)
+    return attend(task, threads=threads, map_=map_)
+
+
+def check_batch(q: Any, count: int) -> None:
+    """Raises ShapeError unless q has `count` queries."""
+    if not isinstance(q, np.ndarray) or q.ndim != 3 or len(q) != count:
+        shape = q.shape if isinstance(q, np.ndarray) else type(q).__name__
+        raise ShapeError(f"q: shape is {shape}, want ({count}, query heads, channels): one query a sequence")

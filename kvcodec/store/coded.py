@@ -1,0 +1,44 @@
+"""A record as one stream sees it, and the stretch of its tokens that is read from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcodec.log.located import Place
+from kvcodec.spec import CodecSpec
+
+
+class Part(NamedTuple):
+    """Rows of some heads of a record: where the record lies, and where in its body the rows begin.
+
+    size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes.
+    """
+
+    place: Place
+    first_head: int
+    heads: int
+    body_offset: int
+    size: int = 0
+    coded: bool = False
+
+
+class Coded(NamedTuple):
+    """A whole record as one stream sees it: its tokens, and its parts by head (one unless it was split).
+
+    step: the codec of rows in a STEP record, which a GROUP record will supersede: a writer that takes up the log holds
+    them open. None for a GROUP.
+    """
+
+    lsn: int
+    step: CodecSpec | None
+    first: int
+    tokens: int
+    parts: tuple[Part, ...]
+
+
+class Extent(NamedTuple):
+    """Tokens first … end - 1 are read from `coded`."""
+
+    first: int
+    end: int
+    coded: Coded

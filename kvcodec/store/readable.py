@@ -1,0 +1,179 @@
+"""The tokens of one sequence as they can be read: rows, and attention over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.attention.strips import Form
+from kvcodec.errors import CorruptRecord, ShapeError
+from kvcodec.store.attending import Place, ask_tokens, uses_of
+from kvcodec.store.index import Key, SequenceIndex
+from kvcodec.store.model import Layer, Stream
+from kvcodec.store.outgoing import Outgoing
+from kvcodec.store.places import StreamPlaces
+from kvcodec.store.reading import read_extent
+from kvcodec.store.rows import count_tokens, take_tokens
+from kvcodec.store.window import OpenRows
+
+if TYPE_CHECKING:
+    from kvcodec.store.store import Store
+
+Array = npt.NDArray[Any]
+
+
+class Readable:
+    """What of a sequence does not change it: see Sequence."""
+
+    def __init__(self, store: Store, index: SequenceIndex) -> None:
+        self._store, self._index = store, index
+        self._open: dict[Key, OpenRows] = {}
+        self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
+        self._places: dict[Key, StreamPlaces] = {}
+        self._stale = False
+
+    def _make_outgoing(self, key: Key) -> Outgoing:
+        info, model = self._index.info, self._index.model
+        window = model.layers[key[0]].window
+        policy, largest = info.policy.at(*key), self._store.device.geometry.block_bytes // 2
+        return Outgoing(info.id, key[0], self._stream(key), policy, model.dtype_id, window, largest)
+
+    @property
+    def name(self) -> str:
+        return self._index.info.name
+
+    def __len__(self) -> int:
+        with self._store.lock:
+            self._store.refresh()
+            if self._open:
+                return min(open_.end for open_ in self._open.values())
+            return self._index.length
+
+    def held(self, layer: int) -> range:
+        """The tokens of a layer that can be read: all, or those of its sliding window."""
+        with self._store.lock:
+            self._store.refresh()
+            return self._held(layer)
+
+    def read(self, layer: int, tokens: Any = None, *, dtype: Any = None) -> tuple[Array, ...]:
+        """Rows of one layer: one array (tokens, heads, dim) a stream, k then v (or c then kr).
+
+        tokens: a slice, an index array in any order, or None for all that the layer holds; only the token groups that
+        hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding would lose.
+        Raises ShapeError, CorruptRecord.
+        """
+        streams = self.layer(layer).streams
+        model = self._index.model
+        try:
+            out = model.numpy_dtype if dtype is None else np.dtype(dtype)
+        except TypeError:
+            raise ShapeError(f"dtype: {dtype!r} is none, want {model.numpy_dtype} or float32") from None
+        if out not in (model.numpy_dtype, np.dtype(np.float32)):
+            raise ShapeError(f"dtype: got {out}, want {model.numpy_dtype} or float32")
+        wide = out == np.float32
+        with self._store.lock:
+            self._store.refresh()
+            held = self._held(layer)
+            for s in streams:  # before memory for tokens that damage took is asked for
+                known = self._index.maps[layer, s.id].held
+                if not self._open and isinstance(tokens, slice | None) and count_tokens(tokens, held) > known:
+                    raise self._lost((layer, s.id))
+            index = take_tokens(tokens, held)
+            return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
+
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        tokens: Any = None,
+        query_bits: int = 16,
+        return_state: bool = False,
+    ) -> Any:
+        """Decode attention of one query position, on the compressed bytes and with integers alone.
+
+        q: (query heads, dim) of float32, bfloat16, float16 or float64; heads that follow each other share a KV head. Of
+        a latent layer (query heads, c's dim + kr's), the projections absorbed. Returns (query heads, v's dim) float32,
+        of a latent layer (query heads, c's dim); with return_state also the AttentionState, which merges with that of
+        other tokens and counts tokens and bytes read.
+        scale: of the logits, 1 / sqrt(dim) unless given. The query sees the tokens that the layer holds; with window
+        the newest of them; with tokens those of a slice, or whole tiles of 16 around the numbers of an array.
+        query_bits: 16, or 8 for the fast and coarse mode, whose outputs are off by percents.
+        Raises ShapeError, DtypeError, NonFiniteError, SpecError, CorruptRecord.
+        """
+        asked = {"scale": scale, "window": window, "tokens": tokens, "query_bits": query_bits}
+        (state,) = self._store.attend(layer, [self], np.asarray(q)[None], return_state=True, **asked)
+        return (state.output(), state) if return_state else state.output()
+
+    def find_places(self, layer: int, window: int | None, tokens: Any, forms: list[Form]) -> Place:
+        """Where attention finds the tokens that it is asked for. forms: those of records, to be added to."""
+        asked = ask_tokens(tokens, window, self._held(layer))
+        first, end = asked.bounds
+        found = []
+        for stream in uses_of(self.layer(layer))[0]:
+            key = layer, stream.id
+            if key not in self._places:
+                extents = self._index.maps[key]
+                self._places[key] = StreamPlaces(self._store.log, extents, stream, self._index.model.dtype_id)
+            found.append(self._places[key].find(first, end, self._open.get(key), self._outgoing[key], forms))
+        return Place(found, asked)
+
+    def check_places(self, layer: int) -> None:
+        """Raises CorruptRecord if what attention read was erased meanwhile."""
+        for stream in self.layer(layer).streams:
+            self._places[layer, stream.id].check()
+
+    def lost(self, layer: int) -> CorruptRecord:
+        """The error for tokens of a layer that damage took."""
+        return self._lost((layer, self.layer(layer).streams[0].id))
+
+    def _held(self, layer: int) -> range:
+        end = self._index.length
+        if self._open:
+            end = min(self._open[layer, s.id].end for s in self.layer(layer).streams)
+        return range(self.layer(layer).held(end), end)
+
+    def _read(self, key: Key, tokens: npt.NDArray[np.int64], *, as_float32: bool = False) -> Array:
+        stream, model = self._stream(key), self._index.model
+        rows = np.empty((len(tokens), stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
+        if not len(tokens):
+            return rows
+        open_ = self._open.get(key)
+        border = open_.first if open_ is not None else 1 << 62
+        order = np.argsort(tokens, kind="stable")
+        ascending = tokens[order]
+        coded = int(np.searchsorted(ascending, border))
+        if open_ is not None and coded < len(tokens):
+            newest = ascending[coded:] - border
+            rows[order[coded:]] = self._outgoing[key].read(open_, newest, as_float32=as_float32)
+        found = 0
+        for extent in self._index.maps[key].covering(int(ascending[0]), min(int(ascending[-1]) + 1, border)):
+            low, high = np.searchsorted(ascending[:coded], (extent.first, extent.end)).tolist()
+            if low < high:
+                found += high - low
+                whole = read_extent(self._store.log, extent, stream, model.dtype_id, as_float32=as_float32)
+                rows[order[low:high]] = whole[ascending[low:high] - extent.coded.first]
+        if found != coded:
+            raise self._lost(key)
+        return rows
+
+    def _lost(self, key: Key) -> CorruptRecord:
+        damage = self._store.log.report.damage
+        at = damage[0].start if damage else 0
+        return CorruptRecord(at, f"sequence {self.name!r}: tokens of layer {key[0]}, stream {key[1].name} are lost")
+
+    def layer(self, layer: int) -> Layer:
+        """Streams and window of a layer that keeps a cache. Raises ShapeError."""
+        layers = self._index.model.layers
+        if not 0 <= layer < len(layers):
+            raise ShapeError(f"layer {layer}: the model has layers 0 to {len(layers) - 1}")
+        if not layers[layer].streams:
+            raise ShapeError(f"layer {layer} keeps no cache")
+        return layers[layer]
+
+    def _stream(self, key: Key) -> Stream:
+        return next(s for s in self._index.model.layers[key[0]].streams if s.id == key[1])
