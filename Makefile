@@ -54,8 +54,13 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/ready
-	$(BIN)/python bench/codecs.py
+# llama-cpp-python builds ggml for this very machine, which takes some minutes and a C++ compiler
+.venv/bench: .venv/ready
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	touch $@
+
+bench: .venv/bench  ## speed beside this machine's bandwidth, ggml, torch and NumPy; writes bench/RESULTS.md
+	$(BIN)/python bench/speed.py
 
 wheel: .venv/ready
 	$(BIN)/python -m build

@@ -1,0 +1,54 @@
+"""Caches and queries to attend with, and what attention over them should give, in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.bench.scale import HEAD_DIM
+
+_OFFSET = 2.0  # of K's channels, in standard deviations: what makes one scale a channel worth having
+_BLOCK = 8192  # tokens; longer caches repeat them
+
+
+class Cache(NamedTuple):
+    """q: float32 (q_heads, dim). k, v: float32 (kv_heads, tokens, dim), exactly bfloat16."""
+
+    q: NDArray[np.float32]
+    k: NDArray[np.float32]
+    v: NDArray[np.float32]
+
+
+def make_values(heads: int, tokens: int, seed: int, offset: float = _OFFSET) -> NDArray[np.float32]:
+    """float32 (heads, tokens, HEAD_DIM), exactly bfloat16, of standard deviation 1.
+
+    offset: standard deviation of what each channel is off 0.
+    """
+    random = np.random.default_rng(seed)
+    offsets = random.standard_normal(HEAD_DIM).astype(np.float32) * np.float32(offset)
+    block = random.standard_normal((heads, min(tokens, _BLOCK), HEAD_DIM), np.float32) + offsets
+    block = block.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return np.tile(block, (1, -(-tokens // _BLOCK), 1))[:, :tokens]
+
+
+def make_cache(q_heads: int, kv_heads: int, tokens: int) -> Cache:
+    """A cache whose logits have a standard deviation of about 1. Only channels of K have offsets, as in real caches."""
+    q = np.random.default_rng(0).standard_normal((q_heads, HEAD_DIM), np.float32)
+    q = q.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return Cache(q, make_values(kv_heads, tokens, 1), make_values(kv_heads, tokens, 2, 0.0))
+
+
+def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[np.float64]:
+    """float64 (q_heads, dim): softmax(k q / sqrt(dim)) v, one KV head after the other. Shapes as in Cache."""
+    per_head = len(q) // len(k)
+    out = np.empty(q.shape)
+    for head in range(len(k)):
+        mine = slice(head * per_head, (head + 1) * per_head)
+        logits = q[mine].astype(np.float64) @ k[head].astype(np.float64).T / math.sqrt(q.shape[1])
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        out[mine] = weights / weights.sum(axis=1, keepdims=True) @ v[head].astype(np.float64)
+    return out
