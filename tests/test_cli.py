@@ -18,7 +18,7 @@ from tests.test_bulk import REAL, TINY, make_dump, names
 from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = ("encode", "decode", "info", "verify", "diff")
+COMMANDS = ("encode", "decode", "info", "verify", "diff", "bench")
 MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.sections import scale_shape
-from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId, align
+from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 BLOCK = CHANNEL_LANE_TOKENS
@@ -119,18 +119,14 @@ def _block_edges(spans: Spans) -> NDArray[np.int64]:
 def tile_ranges(spans: Spans, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Ranges (m, 2) of whole tiles of 16 tokens, as the records of a stream have them, that hold ascending tokens.
 
-    Raises LookupError where it lacks one.
+    Tiles that follow each other are one range, so that all tokens are read as a slice of them is. Raises LookupError
+    where a token is lacking.
     """
     at = np.searchsorted(spans.first, tokens, side="right") - 1
     if len(at) and (at[0] < 0 or (tokens >= spans.end[at]).any()):
         raise LookupError
     inside = spans.start[at] + tokens - spans.first[at]
     begin = spans.first[at] + inside // TILE_LANES * TILE_LANES - spans.start[at]
-    ranges = np.stack([np.maximum(begin, spans.first[at]), np.minimum(begin + TILE_LANES, spans.end[at])], axis=1)
-    unique: NDArray[np.int64] = np.unique(ranges, axis=0)
-    return unique
-
-
-def padded(dims: tuple[int, ...]) -> list[int]:
-    """Channels as tiles have them."""
-    return [align(dim, TILE_LANES) for dim in dims]
+    first, end = np.maximum(begin, spans.first[at]), np.minimum(begin + TILE_LANES, spans.end[at])
+    apart, edge = first[1:] > end[:-1], np.ones(min(len(tokens), 1), bool)
+    return np.stack([first[np.concatenate([edge, apart])], end[np.concatenate([apart, edge])]], axis=1)

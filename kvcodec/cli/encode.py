@@ -10,8 +10,9 @@ import typer
 
 from kvcodec.cli import options
 from kvcodec.cli.failures import reported
-from kvcodec.cli.output import number, print_json, print_line, print_table, ratio, size
+from kvcodec.cli.output import number, print_json, print_line, ratio, size
 from kvcodec.cli.progress import progress_bar
+from kvcodec.cli.tables import print_table
 from kvcodec.errors import SpecError
 
 if TYPE_CHECKING:

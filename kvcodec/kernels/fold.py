@@ -23,10 +23,12 @@ from kvcodec.kernels._simd import (
     greatest_lane,
     keep_first,
     load_lanes,
+    load_long,
     load_unsigned,
     smaller,
     splat,
     store_lanes,
+    store_long,
     store_small_weights,
     store_weights,
 )
@@ -49,50 +51,68 @@ def find_shift(most: Any, width: Any) -> Any:
 
 
 @inline
-def round_weight(scaled: Any, half: Any, shift: Any, width: Any, weights: Any, i: Any) -> Any:
+def round_weight(scaled: Any, half: Any, shift: Any, width: Any, halves: Any, bytes_: Any, i: Any) -> Any:
     """Lanes: 16 weights from number i on, rounded and stored."""
     weight = (load_lanes(scaled + 4 * i) + half) >> shift
     if width == 16:
-        store_weights(weight, weights.halves + 2 * i, weights.bytes + i, LOW)
+        store_weights(weight, halves + 2 * i, bytes_ + i, LOW)
     else:
-        store_small_weights(weight, weights.halves + 2 * i, weights.bytes + i)
+        store_small_weights(weight, halves + 2 * i, bytes_ + i)
     return weight
 
 
 @part
 def fold_scales(
-    numbers: Any, scales: Any, zeros: Any, count: Any, width: Any, bits: Any, scaled: Any, weights: Any
-) -> Any:
-    """Weights of `count` numbers times their scales: (exponent, zero).
+    numbers: Any, scales: Any, step: Any, groups: Any, zeros: Any, count: Any, width: Any, bits: Any, scratch: Any
+) -> None:
+    """Weights of `count` numbers times the scales of each of `groups` groups, `step` bytes apart.
 
-    numbers: at most 2**23. zeros: bytes from scales to zeros, which count parts of a step, or 0 if symmetric. count: to
-    SEGMENT, a multiple of 16. Products are shifted to the greatest exponent of the scales, then rounded to the width.
+    scratch.folded: exponent and zero of each. Weights of the groups follow each other, SEGMENT of them at most; count is
+    a multiple of 16. numbers: at most 2**23. zeros: bytes from scales to zeros, which count parts of a step, or 0 if
+    symmetric. Products are shifted to the greatest exponent of a group's scales, then rounded. Each stage takes all
+    groups: while one waits for its greatest number, the next one goes on.
     """
-    exponent = np.int32(greatest_half(scales, count) >> np.int32(7))
-    most = splat(np.int32(0))
-    for i in range(0, count, 16):
-        scale = load_unsigned(scales + 2 * i)
-        product = load_lanes(numbers + 4 * i) * ((scale & 127) | 128)
-        product = product >> smaller(splat(exponent) - (scale >> 7), splat(np.int32(31)))
-        most = greater(most, greater(product, splat(np.int32(0)) - product))
-        store_lanes(product, scaled + 4 * i)
-    shift = find_shift(most, width)
+    for g in range(groups):
+        store_long(np.int64(greatest_half(scales + g * step, count)) >> 7, scratch.folded + 16 * g)
+    for g in range(groups):
+        exponent = splat(np.int32(load_long(scratch.folded + 16 * g)))
+        most = splat(np.int32(0))
+        for i in range(0, count, 16):
+            scale = load_unsigned(scales + g * step + 2 * i)
+            product = load_lanes(numbers + 4 * i) * ((scale & 127) | 128)
+            product = product >> smaller(exponent - (scale >> 7), splat(np.int32(31)))
+            most = greater(most, greater(product, splat(np.int32(0)) - product))
+            store_lanes(product, scratch.scaled + 4 * (g * count + i))
+        store_long(np.int64(find_shift(most, width)), scratch.folded + 16 * g + 8)
+    for g in range(groups):
+        shift = load_long(scratch.folded + 16 * g + 8)
+        zero = round_group(scales + g * step, zeros, g * count, count, np.int32(shift), width, bits, scratch)
+        store_long(np.int64(load_long(scratch.folded + 16 * g) + shift), scratch.folded + 16 * g)
+        store_long(zero, scratch.folded + 16 * g + 8)
+
+
+@inline
+def round_group(
+    scales: Any, zeros: Any, first: Any, count: Any, shift: Any, width: Any, bits: Any, scratch: Any
+) -> Any:
+    """Round `count` scaled numbers from number `first` on to weights; the sum of weights times zeros is returned."""
     half = np.int32((np.int64(1) << shift) >> 1)
+    scaled, weights = scratch.scaled + 4 * first, scratch.weights
+    halves = weights.halves + 2 * first
     sums = splat(np.int32(0))
     if zeros:
         for i in range(0, count, 16):
-            round_weight(scaled, half, shift, width, weights, i)
-            sums = dot_halves(sums, weights.halves + 2 * i, scales + zeros + 2 * i)
+            round_weight(scaled, half, shift, width, halves, weights.bytes + first, i)
+            sums = dot_halves(sums, halves + 2 * i, scales + zeros + 2 * i)
         high = np.int64(add_lanes(keep_first(sums, np.int32(8), np.int32(0))))
         low = np.int64(add_lanes(sums - keep_first(sums, np.int32(8), np.int32(0))))
-        parts = PARTS[bits]
-        total = np.int64(np.int64(high << 8) + low)
+        total, parts = np.int64(np.int64(high << 8) + low), PARTS[bits]
         zero = np.int64((total + (np.int64(1) << parts >> 1)) >> parts)
     else:
         for i in range(0, count, 16):
-            sums = sums + round_weight(scaled, half, shift, width, weights, i)
+            sums = sums + round_weight(scaled, half, shift, width, halves, weights.bytes + first, i)
         zero = np.int64(-np.int64(add_lanes(sums)) << (bits - 1))
-    return np.int64(np.int64(exponent) + np.int64(shift)), zero
+    return zero
 
 
 @part
@@ -106,5 +126,5 @@ def fold_numbers(numbers: Any, count: Any, width: Any, weights: Any) -> Any:
     half = np.int32((np.int64(1) << shift) >> 1)
     sums = splat(np.int32(0))
     for i in range(0, count, 16):
-        sums = sums + round_weight(numbers, half, shift, width, weights, i)
+        sums = sums + round_weight(numbers, half, shift, width, weights.halves, weights.bytes, i)
     return np.int64(shift), np.int64(add_lanes(sums))

@@ -74,8 +74,8 @@ class Weights(NamedTuple):
 class Scratch(NamedTuple):
     """What one thread works in, as addresses: int32 all but the weights.
 
-    scaled: 256. sums, others: the channels, and what add_logits may touch. logits, shares: a strip's tokens in the
-    softmax. exponents: of 64 raw rows.
+    scaled: 256. folded: int64, exponent and zero of up to 16 groups. sums, others: the channels, and what add_logits
+    may touch. logits, shares: a strip's tokens in the softmax. exponents: of 64 raw rows.
     """
 
     scaled: Any
@@ -83,17 +83,18 @@ class Scratch(NamedTuple):
     logits: Any
     shares: Any
     exponents: Any
+    folded: Any
     sums: Any
     others: Any
 
 
 STRIP_BYTES = 4 * 112  # 64 tokens, and room for whole vectors behind them
-_SCALED, _HALVES, _BYTES = 4 * 256, 2 * 256, 2 * 256
+_SCALED, _HALVES, _BYTES, _FOLDED = 4 * 256, 2 * 256, 2 * 256, 16 * 16
 
 
 def scratch_bytes(dim: int) -> int:
     """Bytes of the memory that a thread works in, for streams of up to `dim` channels."""
-    return _SCALED + _HALVES + _BYTES + 3 * STRIP_BYTES + 2 * max(4 * dim + 128, STRIP_BYTES)
+    return _SCALED + _HALVES + _BYTES + _FOLDED + 3 * STRIP_BYTES + 2 * max(4 * dim + 128, STRIP_BYTES)
 
 
 @inline
@@ -101,9 +102,10 @@ def cut_scratch(memory: Any, size: Any) -> Any:
     """Scratch in `size` bytes of memory."""
     weights = Weights(memory + _SCALED, memory + _SCALED + _HALVES)
     logits = memory + _SCALED + _HALVES + _BYTES
-    sums = logits + 3 * STRIP_BYTES
+    folded = logits + 3 * STRIP_BYTES
+    sums = folded + _FOLDED
     others = sums + (size - (sums - memory)) // 2
-    return Scratch(memory, weights, logits, logits + STRIP_BYTES, logits + 2 * STRIP_BYTES, sums, others)
+    return Scratch(memory, weights, logits, logits + STRIP_BYTES, logits + 2 * STRIP_BYTES, folded, sums, others)
 
 
 @inline

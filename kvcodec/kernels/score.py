@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._simd import (
+    load_long,
     load_signed,
     load_unsigned,
     load_word,
@@ -34,9 +35,8 @@ def score_by_channel(form: Any, head: Any, run: Any, segment: Any, query: Any, s
     while position < start + tokens:
         end = min((position // group + 1) * group, start + tokens)
         scales = head + 2 * (position // group * form.columns + at)
-        numbers = query.numbers + 4 * at
-        width, weights = query.width, scratch.weights
-        exponent, zero = fold_scales(numbers, scales, form.zeros, count, width, bits, scratch.scaled, weights)
+        fold_scales(query.numbers + 4 * at, scales, 0, 1, form.zeros, count, query.width, bits, scratch)
+        exponent, zero = load_long(scratch.folded), load_long(scratch.folded + 8)
         first, both, stride = position >> 4, query.width == 16, dim * bits * 2
         tiles, place = ((end + 15) >> 4) - first, head + form.codes + first * stride
         dot_tiles(place, tiles, stride, bits, (at, at + count), scratch.weights, both, ahead, scratch.sums)

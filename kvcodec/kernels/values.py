@@ -17,8 +17,8 @@ from kvcodec.kernels._simd import (
     store_long,
 )
 from kvcodec.kernels.dot import dot_tiles, weigh_tokens
-from kvcodec.kernels.fold import PARTS, SCALE_BIAS, fold_numbers, fold_scales
-from kvcodec.kernels.forms import RAW_BITS, SCALE
+from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
+from kvcodec.kernels.forms import RAW_BITS, SCALE, Weights
 from kvcodec.kernels.raw_rows import BIAS, scale_by_rows, weigh_rows
 from kvcodec.kernels.softmax import OUTPUT_BITS, add_outputs, raise_outputs
 
@@ -27,19 +27,19 @@ POINT = np.int64(16)  # bits behind the point of a share
 
 @inline
 def multiply_codes(
-    form: Any, head: Any, span: Any, channels: Any, dim: Any, token_lane: Any, scratch: Any, ahead: Any
+    form: Any, head: Any, span: Any, channels: Any, dim: Any, token_lane: Any, weights: Any, sums: Any, ahead: Any
 ) -> None:
-    """scratch.sums: `channels` of the tokens span[0] to span[1], multiples of 16 in one block, times their weights."""
+    """sums: `channels` of the tokens span[0] to span[1], multiples of 16 in one block, times their weights."""
     bits, codes, tokens = form.bits, head + form.codes, span[1] - span[0]
     if token_lane:
         tile = codes + (span[0] * dim * bits >> 3)
-        weigh_tokens(tile, dim, tokens // 16, bits, channels, scratch.weights.bytes, ahead, scratch.sums)
+        weigh_tokens(tile, dim, tokens // 16, bits, channels, weights.bytes, ahead, sums)
     else:
         within = span[0] & 63
         block = codes + (span[0] >> 6) * (dim * bits * 8)
-        place, count, sums = block + channels[0] * (bits * 8), (channels[1] - channels[0]) >> 4, scratch.sums
+        place, count = block + channels[0] * (bits * 8), (channels[1] - channels[0]) >> 4
         span_ = (within, within + tokens)
-        dot_tiles(place, count, bits * 128, bits, span_, scratch.weights, True, ahead, sums + 4 * channels[0])
+        dot_tiles(place, count, bits * 128, bits, span_, weights, True, ahead, sums + 4 * channels[0])
 
 
 @inline
@@ -50,15 +50,20 @@ def value_by_token(
     dim, token_lane = stream
     state, outputs = sink
     count, group = span[1] - span[0], form.group
-    for channel in range(0, dim, group):
-        end = min(channel + group, dim)
-        scales = head + 2 * (channel // group * form.columns + span[0])
-        bits, weights = form.bits, scratch.weights
-        power, zero = fold_scales(scratch.shares, scales, form.zeros, count, 16, bits, scratch.scaled, weights)
-        multiply_codes(form, head, span, (channel, end), dim, token_lane, scratch, ahead)
-        unit = np.int64(exponent + power - SCALE_BIAS - POINT)
-        sums, at = scratch.sums + 4 * channel, outputs + 8 * channel
-        add_outputs(sums, end - channel, zero, form.bits + 21, unit, state, (outputs, dim), at)
+    step, batch = 2 * form.columns, group * (SEGMENT // count)
+    for first in range(0, dim, batch):
+        groups = (min(dim - first, batch) + group - 1) // group
+        scales = head + first // group * step + 2 * span[0]
+        fold_scales(scratch.shares, scales, step, groups, form.zeros, count, 16, form.bits, scratch)
+        for g in range(groups):
+            channel = first + g * group
+            end = min(channel + group, dim)
+            power, zero = load_long(scratch.folded + 16 * g), load_long(scratch.folded + 16 * g + 8)
+            weights = Weights(scratch.weights.halves + 2 * g * count, scratch.weights.bytes + g * count)
+            multiply_codes(form, head, span, (channel, end), dim, token_lane, weights, scratch.sums, ahead)
+            unit = np.int64(exponent + power - SCALE_BIAS - POINT)
+            sums, at = scratch.sums + 4 * channel, outputs + 8 * channel
+            add_outputs(sums, end - channel, zero, form.bits + 21, unit, state, (outputs, dim), at)
 
 
 @part
@@ -73,7 +78,8 @@ def value_by_channel(
         shares = scratch.shares + 4 * (start - span[0])
         power, total = fold_numbers(shares, end - start, 16, scratch.weights)
         if total:
-            multiply_codes(form, head, (start, end), (0, dim), dim, token_lane, scratch, ahead)
+            weights, sums = scratch.weights, scratch.sums
+            multiply_codes(form, head, (start, end), (0, dim), dim, token_lane, weights, sums, ahead)
             scales = head + 2 * (start // group * form.columns)
             scale_outputs(form, scales, total, np.int64(exponent + power - SCALE_BIAS - POINT), dim, scratch, sink)
         start = end

@@ -1,0 +1,116 @@
+"""What integers cost attention: kv.attend on coded rows against float64 attention over the same rows, decoded.
+
+    python bench/precision.py [DUMP] [--check | --print]
+
+Writes its tables into bench/RESULTS.md, or fails if a figure is above its floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvcodec as kv
+from kvcodec.dumps import open_dump
+from kvcodec.dumps.queries import Queries
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "RESULTS.md"
+DUMP = ROOT / "tests" / "data" / "gemma3_270m_512_3layers.safetensors"
+BEGIN, END = "<!-- precision: written by bench/precision.py -->", "<!-- /precision -->"
+K, V = "int4/channel/g64", "int4/token/g64"
+FLOORS = {16: (5e-4, 5e-3), 8: (5e-2, np.inf)}  # Frobenius over a layer's queries, and of the worst query
+LONG, LONG_FLOOR = 131_072, 1e-3
+
+
+def attend(q: Any, k: Any, v: Any, scale: float) -> Any:
+    """Float64 attention of q (heads, dim) over k, v (tokens, kv_heads, dim)."""
+    shared = len(q) // k.shape[1]
+    out = np.empty((len(q), v.shape[2]))
+    for h in range(len(q)):
+        logits = k[:, h // shared].astype(np.float64) @ q[h].astype(np.float64) * scale
+        weights = np.exp(logits - logits.max())
+        out[h] = weights / weights.sum() @ v[:, h // shared].astype(np.float64)
+    return out
+
+
+def measure_layer(k: Any, v: Any, queries: Queries, bits: int) -> tuple[float, float]:
+    """Relative error over a layer's queries, each over the tokens it sees, and that of the worst query."""
+    differences, wanted = [], []
+    for position, q in zip(queries.positions.tolist(), queries.q.transpose(1, 0, 2), strict=True):
+        seen = slice(max(0, position + 1 - (queries.window or position + 1)), position + 1)
+        coded = [kv.encode_array(rows[seen], spec, stream=name) for rows, spec, name in ((k, K, "k"), (v, V, "v"))]
+        y = kv.attend(q, *coded, scale=queries.scale, query_bits=bits)
+        wanted.append(attend(q, *(kv.decode_array(one, dtype=np.float32) for one in coded), queries.scale))
+        differences.append(y - wanted[-1])
+    d, w = np.concatenate(differences), np.concatenate(wanted)
+    worst = np.linalg.norm(d, axis=1) / np.linalg.norm(w, axis=1)
+    return float(np.linalg.norm(d) / np.linalg.norm(w)), float(worst.max())
+
+
+def measure_dump(dump: Path) -> list[list[Any]]:
+    """For each layer: error and worst query with 16-bit queries, and with 8-bit ones."""
+    rows = []
+    with open_dump(dump) as source:
+        for layer in source.layers:
+            k, v = (source.rows(layer, stream, 0, source.tokens) for stream in (kv.StreamId.K, kv.StreamId.V))
+            queries = source.queries(layer)
+            if queries is None:
+                sys.exit(f"{dump} has no queries")
+            found = [measure_layer(k, v, queries, bits) for bits in FLOORS]
+            rows.append([layer, *(figure for pair in found for figure in pair)])
+    return rows
+
+
+def measure_long(kind: str) -> float:
+    """Relative error at LONG tokens, two heads: one token over tails of 2**-16 of its weight each, or all alike."""
+    random = np.random.default_rng(0)
+    k = np.zeros((LONG, 2, 64), np.float32)
+    k[:, :, :32] = random.standard_normal((LONG, 2, 32)) * 0.05
+    if kind == "dominant":
+        k[LONG // 3, :, 63] = 16 * np.log(2) / 4
+    v = random.standard_normal((LONG, 2, 64)).astype(np.float32)
+    q = np.full((2, 64), 0.01, np.float32)
+    q[:, 63] = 4
+    coded = kv.encode_array(k, K, stream="k"), kv.encode_array(v, V, stream="v")
+    y = kv.attend(q, *coded, scale=1.0)
+    wanted = attend(q, *(kv.decode_array(one, dtype=np.float32) for one in coded), 1.0)
+    return float(np.linalg.norm(y - wanted) / np.linalg.norm(wanted))
+
+
+def make_tables(dump: Path) -> tuple[str, bool]:
+    """Both tables in Markdown, and whether all figures keep to the floors."""
+    layers, long = measure_dump(dump), {kind: measure_long(kind) for kind in ("dominant", "flat")}
+    limits = [limit for pair in FLOORS.values() for limit in pair]
+    fine = all(figure <= limit for row in layers for figure, limit in zip(row[1:], limits, strict=True))
+    fine &= all(error <= LONG_FLOOR for error in long.values())
+    lines = ["| layer | 16-bit query | worst query | 8-bit query | worst query |", "| --- " * 5 + "|"]
+    lines += ["| " + " | ".join([str(row[0]), *(f"{figure:.1e}" for figure in row[1:])]) + " |" for row in layers]
+    lines += ["", f"| {LONG:,} tokens | 16-bit query |", "| --- | --- |"]
+    for kind, what in (("dominant", "one token, and tails of 2⁻¹⁶ of its weight"), ("flat", "all of about one weight")):
+        lines.append(f"| {what} | {long[kind]:.1e} |")
+    return "\n".join(lines), fine
+
+
+def main() -> None:
+    """Write or check the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dump", nargs="?", type=Path, default=DUMP)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a floor is missed")
+    parser.add_argument("--print", action="store_true", help="print the tables instead of writing them")
+    options = parser.parse_args()
+    tables, fine = make_tables(options.dump)
+    if options.print:
+        print(tables)
+    elif not options.check:
+        before, rest = RESULTS.read_text().split(BEGIN)
+        RESULTS.write_text(f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}")
+    sys.exit(not fine and "a figure is above its floor")
+
+
+if __name__ == "__main__":
+    main()
