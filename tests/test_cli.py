@@ -259,14 +259,16 @@ def test_the_readme_shows_what_the_commands_print(tmp_path, monkeypatch):
             text = text.replace(old, new)
         README.write_text(text)
     assert printed == shown
-    assert set(COMMANDS) == {line.split()[2] for block in shown for line in block.splitlines() if line[0:1] == "$"}
+    assert set(COMMANDS) - {"bench"} == {line.split()[2] for block in shown for line in block.splitlines() if line[0:1] == "$"}
 
 
-def test_the_readme_example_works(tmp_path, monkeypatch):
+def test_the_readme_examples_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = README.read_text()
     names_of_example: dict[str, object] = {}
-    exec(text.split("```python\n")[1].split("```")[0], names_of_example)
+    for example in text.split("```python\n")[1:]:
+        exec(example.split("```")[0], names_of_example)
     assert names_of_example["k"].shape == (100, 8, 128)
-    assert len(text.splitlines()) < 150
+    assert names_of_example["y"].shape == (32, 128)
+    assert len(text.splitlines()) < 175
     assert "install kvcodec" not in text.replace("kvcodec-flash", "")
