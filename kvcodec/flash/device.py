@@ -35,6 +35,8 @@ _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
 _ERASED = 0xFF
 _UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
 
+_CRC_BYTES: int = SPARE_SLOT["crc"].itemsize  # the first field of a slot: it covers what follows
+
 
 class Device:
     """One device image, open for reading or for writing.
@@ -157,7 +159,7 @@ class Device:
         size = self.geometry.unit_bytes
         slot = self.slots(block)[unit]
         data = self.data(block, unit * size, size)
-        if int(slot["flags"]) or self._slot_crc(block, unit, data, slot.tobytes()[4:]) != int(slot["crc"]):
+        if int(slot["flags"]) or self._slot_crc(block, unit, data, slot.tobytes()[_CRC_BYTES:]) != int(slot["crc"]):
             raise CorruptRecord(self.file_offset(block, unit * size), f"unit {unit} of block {block}: spare checksum")
 
     def generation(self, block: int, unit: int) -> int:
@@ -240,7 +242,7 @@ class Device:
         self.erase_counts[number] = block.erase_count
         return block
 
-    def program(self, block: int, unit: int, data: bytes, first_frames: Sequence[int]) -> None:
+    def program(self, block: int, unit: int, data: bytes | Bytes, first_frames: Sequence[int]) -> None:
         """Program whole units of the open block, in one pass. `first_frames`: per unit, the offset in it of the
         first frame that starts there, or NO_FRAME.
 
@@ -256,12 +258,13 @@ class Device:
         self.reserve(block, unit * size, (unit + n) * size)
         slots = np.zeros(n, SPARE_SLOT)
         slots["first_frame"], slots["generation"] = first_frames, self._open.generation
-        view = memoryview(data)
-        for i in range(n):
-            piece = bytes(view[i * size : (i + 1) * size])
-            slots["crc"][i] = self._slot_crc(block, unit + i, piece, slots[i].tobytes()[4:])
+        held, rest = np.frombuffer(data, np.uint8), slots.tobytes()
+        slots["crc"] = [
+            self._slot_crc(block, unit + i, held[i * size : (i + 1) * size], rest[at + _CRC_BYTES : at + SPARE_BYTES])
+            for i, at in enumerate(range(0, n * SPARE_BYTES, SPARE_BYTES))
+        ]
         self._failed = True
-        self.image.write(self.file_offset(block, unit * size), data)
+        self.image.write(self.file_offset(block, unit * size), held.data)
         self.image.write(self._spare_offset(block, unit), slots.tobytes())
         self._failed = False
         self._next_unit += n

@@ -222,7 +222,7 @@ class LogWriter:
         for start in reversed(self._starts):
             if start // unit - first < units:
                 firsts[start // unit - first] = start % unit
-        self.device.program(self._block.number, first, self._tail.first(units * unit).tobytes(), firsts)
+        self.device.program(self._block.number, first, self._tail.first(units * unit), firsts)
         self._tail.drop(units * unit)
         self._unit_start += units * unit
         begun = [s for s in self._starts if s < self._unit_start]
