@@ -259,7 +259,8 @@ def test_the_readme_shows_what_the_commands_print(tmp_path, monkeypatch):
             text = text.replace(old, new)
         README.write_text(text)
     assert printed == shown
-    assert set(COMMANDS) - {"bench"} == {line.split()[2] for block in shown for line in block.splitlines() if line[0:1] == "$"}
+    lines = [line for block in shown for line in block.splitlines()]
+    assert set(COMMANDS) - {"bench"} == {line.split()[2] for line in lines if line[0:1] == "$"}
 
 
 def test_the_readme_examples_work(tmp_path, monkeypatch):

@@ -122,6 +122,33 @@ def test_chosen_tokens_equal_the_slice_of_all(spec, stream, tokens, shape, dtype
     np.testing.assert_array_equal(wide.astype(dtype), every[indices])
 
 
+@pytest.mark.parametrize("spec", ["raw", "int4/channel/g64", "int8/token/g16/sym"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_decoding_into_memory(spec, dtype):
+    encoded = encode_array(make_array((64 * 3 + 5, 2, 24)), spec)
+    for tokens in (None, slice(64, 192), slice(3, 100), slice(None, None, -1), np.array([5, 194, 0])):
+        want = decode_array(encoded, tokens, dtype)
+        out = np.full(want.shape, 7, dtype)
+        assert decode_array(encoded, tokens, dtype, out=out) is out
+        assert out.tobytes() == want.tobytes()
+    codec, float32 = codec_for(spec, StreamId.K), dtype is np.float32
+    want = codec.decode(encoded.full, 64, 24, DtypeId.BFLOAT16, as_float32=float32)
+    out = np.empty_like(want)
+    assert codec.decode(encoded.full, 64, 24, DtypeId.BFLOAT16, as_float32=float32, out=out) is out
+    np.testing.assert_array_equal(out, want)
+
+
+def test_memory_that_does_not_fit_is_refused():
+    encoded = encode_array(make_array((64, 2, 24)), "int4/token/g16")
+    frozen = np.zeros((64, 2, 24), np.float32)
+    frozen.flags.writeable = False
+    for out in (np.zeros((64, 2, 25), np.float32), np.zeros((64, 2, 48), np.float32)[:, :, ::2], frozen):
+        with pytest.raises(ShapeError, match="out: shape is"):
+            decode_array(encoded, dtype=np.float32, out=out)
+    with pytest.raises(DtypeError, match="out: dtype is float64, want float32"):
+        decode_array(encoded, dtype=np.float32, out=np.zeros((64, 2, 24)))
+
+
 def test_only_needed_records_are_decoded():
     encoded = encode_array(make_array((64 * 4 + 3, 1, 16)), "int4/token/g16")
     encoded.full[2, :, 1] = 0xFF

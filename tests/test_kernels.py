@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from kvcodec.codecs.grouped import GroupedCodec
 from kvcodec.codecs.sections import scale_shape
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import figure, floats, tiles
+from kvcodec.kernels import _floats_simd, _scaling, floats
+from kvcodec.kernels._jit import jit
+from kvcodec.kernels._simd import load_bytes
 from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from tests import reference
@@ -114,9 +116,11 @@ def test_figures_from_float32_sums_are_the_exact_ones(style, half):
     codec = GroupedCodec(CodecSpec.parse("int2/channel/g16"), StreamId.K)
     encoded = codec.encode(rows, dtype_of(half), tokens)
     decoded = codec.decode(encoded.body, tokens, dim, dtype_of(half), as_float32=True)
-    figures, every = np.full(records, figure.UNDECIDED, np.int32), np.arange(records)
-    figure.measure_errors(rows, half, tokens, every, decoded, np.empty((2, dim)), figures)
-    np.testing.assert_array_equal(encoded.errors[:, 0], figures)
+    x = reference.widen_rows(rows, half).reshape(records, tokens, dim)
+    missed = x - decoded.reshape(x.shape)
+    for record in range(records):
+        exact = reference.relate_error(*map(reference.sum_squares, (missed[record], x[record])))
+        assert encoded.errors[record, 0] == exact
 
 
 @thorough
@@ -212,53 +216,87 @@ def test_symmetric_codes_of_the_textbook(name, side, want):
     assert (codes - side).tolist() == want
 
 
-@given(st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
-@settings(max_examples=15, deadline=None)
-def test_tiles_are_their_twins(bits, blocks, columns, seed):
-    codes = np.random.default_rng(seed).integers(0, 2**bits, (64 * blocks, 16 * columns), np.uint8)
-    packed = np.zeros((2, 5 + codes.size * bits // 32), np.uint32)
-    lanes, back = np.zeros(16 * columns, np.uint32), np.zeros_like(codes)
-    tiles.pack_token_tiles(codes.view(np.uint32), bits, packed, 1, 5)
-    assert packed[1, 5:].tobytes() == reference.pack_token_tiles(codes, bits)
-    tiles.unpack_token_tiles(packed, 1, 5, bits, back.view(np.uint32))
-    np.testing.assert_array_equal(back, codes)
-    unpacked = reference.unpack_token_tiles(packed[1, 5:].view(np.uint8), *codes.shape, bits)
-    np.testing.assert_array_equal(unpacked, codes)
-    back[...] = 0
-    tiles.pack_channel_tiles(codes, bits, lanes, packed, 1, 5)
-    assert packed[1, 5:].tobytes() == reference.pack_channel_tiles(codes, bits)
-    tiles.unpack_channel_tiles(packed, 1, 5, bits, lanes, back)
-    np.testing.assert_array_equal(back, codes)
-    unpacked = reference.unpack_channel_tiles(packed[1, 5:].view(np.uint8), *codes.shape, bits)
-    np.testing.assert_array_equal(unpacked, codes)
-    assert not packed[0].any()
-    assert not packed[1, :5].any()
+@jit
+def widen_floats(halves, half, count, out):
+    for n in range(0, count, 16):
+        _floats_simd.store_floats(_floats_simd.load_parted(halves + 2 * n, half), out + 4 * n)
+
+
+@jit
+def narrow_floats(values, count, form, steps, codes, out):
+    """Of codes of 0, shifts are what is stored."""
+    for n in range(0, count, 16):
+        _floats_simd.store_floats(_floats_simd.splat_float(np.float32(1)), steps)
+        _floats_simd.store_floats(_floats_simd.load_floats(values + 4 * n), steps + 64)
+        _scaling.scale_by_channel(load_bytes(codes), steps, False, np.float32(0), form, out + 2 * n, 0)
+
+
+def narrow(values, form):
+    out, steps, codes = np.zeros(values.shape, np.uint16), np.zeros(32, np.float32), np.zeros(64, np.uint8)
+    narrow_floats(values.ctypes.data, values.size, form, steps.ctypes.data, codes.ctypes.data, out.ctypes.data)
+    return out
 
 
 def test_every_float16_and_bfloat16_widens_and_narrows():
     bits = np.arange(0x10000, dtype=np.uint32)[:: 97 if INTERPRETED else 1].astype(np.uint16)
     for half, exponent in [(False, 0x7F80), (True, 0x7C00)]:
-        finite = bits[bits & exponent != exponent].reshape(-1, 1, 1)
-        values = np.zeros((len(finite), 1), np.float32)
-        floats.widen_rows(finite, 0, len(finite), 0, half, values)
+        finite = np.resize(bits[bits & exponent != exponent], 0x10000 // (64 if INTERPRETED else 1))
+        values = np.zeros(finite.shape, np.float32)
+        widen_floats(finite.ctypes.data, half, finite.size, values.ctypes.data)
+        values = values.reshape(-1, 16)[:, _floats_simd.WOVEN].reshape(-1).copy()
         assert values.tobytes() == reference.widen_rows(finite, half).tobytes()
-        back, none = np.zeros_like(finite), np.zeros((0, 0, 0), np.float32)
-        floats.store_rows(values, len(values), floats.FLOAT16 if half else floats.BFLOAT16, 0, 0, back, none)
-        np.testing.assert_array_equal(back, finite)
+        narrowed = narrow(values, floats.FLOAT16 if half else floats.BFLOAT16)
+        np.testing.assert_array_equal(narrowed, np.where(finite == 0x8000, 0, finite))  # 0 + -0 is 0
 
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=5, deadline=None)
 def test_narrowing_rounds_to_nearest_even(seed):
     rng = np.random.default_rng(seed)
-    count = 500 if INTERPRETED else 20000
-    ties = rng.integers(0, 0x7BFF, count).astype(np.uint16).view(np.float16).astype(np.float32)
+    count = 512 if INTERPRETED else 20480
+    ties = rng.integers(1, 0x7BFF, count).astype(np.uint16).view(np.float16).astype(np.float32)
     values = np.concatenate([ties + np.spacing(ties.astype(np.float16)).astype(np.float32) / 2, -ties * 1.0003])
-    values = np.clip(np.concatenate([values, values * np.float32(1e-5)]), -65504, 65504).reshape(-1, 1)
-    out, none = np.zeros((len(values), 1, 1), np.uint16), np.zeros((0, 0, 0), np.float32)
+    values = np.clip(np.concatenate([values, values * np.float32(1e-5)]), -65504, 65504)
     for form, dtype in [(floats.FLOAT16, np.float16), (floats.BFLOAT16, ml_dtypes.bfloat16)]:
-        floats.store_rows(values, len(values), form, 0, 0, out, none)
-        assert out.tobytes() == values.astype(dtype).tobytes()
+        assert narrow(values, form).tobytes() == values.astype(dtype).tobytes()
+
+
+WITHOUT_CONVERSION = """
+import hashlib, sys
+import numpy as np
+from kvcodec.kernels import _vectors
+_vectors.FEATURES.update(f16c=False, avx2=False)
+from kvcodec.codecs import decode_array, encode_array
+bits = np.random.default_rng(0).integers(0, 0x7C00, (70, 2, 80), np.uint16)
+bits[::3] &= 0x83FF
+encoded = encode_array(bits.view(np.float16), sys.argv[1])
+print(hashlib.md5(encoded.full.tobytes() + encoded.tail.tobytes() + decode_array(encoded).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiled kernels only")
+def test_without_instructions_for_float16_the_bytes_are_the_same(tmp_path):
+    """Also without what keeps vectors in registers."""
+    environment = {**os.environ, "KVCODEC_JIT_CACHE": "0"}
+    code = WITHOUT_CONVERSION, WITHOUT_CONVERSION.replace("_vectors.FEATURES.update(f16c=False, avx2=False)\n", "")
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", text, "int4/token/g32"], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for text in code
+    }
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("spec", ["int4/channel/g64", "int8/token/g64/sym", "int2/token/g16"])
+@pytest.mark.parametrize("stream", [StreamId.K, StreamId.V])
+def test_streamed_rows_are_the_same(spec, stream, monkeypatch):
+    codec = GroupedCodec(CodecSpec.parse(spec), stream)
+    rows = make_rows("normal", (128, 2, 48), False, 4)
+    body = codec.encode(rows, DtypeId.BFLOAT16, 64).body
+    want = codec.decode(body, 64, 48, DtypeId.BFLOAT16, as_float32=True)
+    monkeypatch.setattr("kvcodec.codecs.grouped._STREAMED_BYTES", 0)
+    np.testing.assert_array_equal(codec.decode(body, 64, 48, DtypeId.BFLOAT16, as_float32=True), want)
 
 
 @given(st.integers(1, 9), st.integers(1, 70), st.booleans(), st.integers(0, 2**32 - 1))

@@ -98,9 +98,9 @@ class Scores:
         numbers, shifts, factors = (array[0] for array in _quantize(q, k, scale))
         dim = align(k.dim, TILE_LANES)
         tables = np.array(forms, np.int64).reshape(-1, 9), np.array([[dim, 0, 1, 0, 1]], np.int64)
-        memory = np.empty(scratch_bytes(dim), np.uint8)
+        memory = np.empty(scratch_bytes(dim, 1), np.uint8)
         self._logits = np.empty((len(numbers), k.tokens), np.int32)
-        arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, memory, self._logits
+        arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, dim, memory, self._logits
         self._kept, self._kernel = kept, partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)
 
     def run(self) -> NDArray[np.int32]:

@@ -69,9 +69,10 @@ class Prepared:
             _Wave.of(chunks[n : n + wave], task.kv_heads, count, threads) for n in range(0, len(chunks), wave)
         ]
         per_head = heads // task.kv_heads
-        self._given = *_tables(task), *task.queries, task.query_bits, per_head
+        widest = max(align(use.dim, TILE_LANES) for use in task.uses)
+        self._given = *_tables(task), *task.queries, task.query_bits, per_head, widest
         self._counts = {n: (int(t[:, 0].sum()), count_bytes(task, t)) for n, t in enumerate(task.strips)}
-        size = scratch_bytes(max(align(use.dim, TILE_LANES) for use in task.uses))
+        size = scratch_bytes(widest, len(task.uses))
         self._memories = [np.empty(size, np.uint8) for _ in range(max(1, threads))]
 
     def run(self) -> list[AttentionState]:

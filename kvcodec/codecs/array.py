@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kvcodec.codecs.codec import Codec, codec_for, find_nonfinite
+from kvcodec.codecs.codec import Codec, codec_for, find_nonfinite, take_out
 from kvcodec.errors import DtypeError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.spec import CodecSpec
@@ -78,12 +78,18 @@ def encode_array(
 
 
 def decode_array(
-    encoded: EncodedArray, tokens: slice | NDArray[np.integer[Any]] | None = None, dtype: DTypeLike | None = None
+    encoded: EncodedArray,
+    tokens: slice | NDArray[np.integer[Any]] | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Rows (chosen tokens, heads, dim) in the dtype that was coded, or in float32 if dtype says so.
 
     tokens: a slice, an array of token numbers (each within 0 to encoded.tokens - 1, in any order), or None for
-    all. Only records that hold a chosen token are decoded. Raises ShapeError, DtypeError, CorruptRecord.
+    all. Only records that hold a chosen token are decoded. out: contiguous memory of that shape and dtype, which is
+    filled and returned; whole records in order are decoded right into it. Raises ShapeError, DtypeError,
+    CorruptRecord.
     """
     model_dtype = _DTYPES[encoded.dtype]
     wanted = model_dtype if dtype is None else np.dtype(dtype)
@@ -91,11 +97,12 @@ def decode_array(
         raise DtypeError(f"dtype is {wanted}, want {model_dtype} or float32")
     chosen = _take_tokens(tokens, encoded.tokens)
     codec = codec_for(encoded.spec, encoded.stream)
-    out = np.empty((len(chosen), encoded.heads, encoded.dim), np.float32 if wanted == np.float32 else np.uint16)
+    out = take_out(out, (len(chosen), encoded.heads, encoded.dim), wanted)
+    rows = out if wanted == np.float32 else out.view(np.uint16)
     split = len(encoded.full) * codec.token_group
-    _decode_into(out, chosen < split, chosen, encoded.full, codec.token_group, codec, encoded)
-    _decode_into(out, chosen >= split, chosen - split, encoded.tail, encoded.tokens - split, codec, encoded)
-    return out if wanted == np.float32 else out.view(model_dtype)
+    _decode_into(rows, chosen < split, chosen, encoded.full, codec.token_group, codec, encoded)
+    _decode_into(rows, chosen >= split, chosen - split, encoded.tail, encoded.tokens - split, codec, encoded)
+    return out
 
 
 def _decode_into(
@@ -110,16 +117,21 @@ def _decode_into(
     """Fill out[here] with the rows chosen[here], counted from the first record of body."""
     if not here.any():
         return
-    every = bool(here.all())
-    wanted = chosen if every else chosen[here]
+    wanted = chosen[here]
     records = np.unique(wanted // record_tokens)
     first, last = int(records[0]), int(records[-1]) + 1
     contiguous = last - first == len(records)
     body = body[first:last] if contiguous else body[records]
     as_float32 = out.dtype == np.float32
+    if contiguous and np.array_equal(wanted, np.arange(first * record_tokens, last * record_tokens)):
+        start = int(np.argmax(here))
+        place = out[start : start + len(wanted)]
+        if here[start : start + len(wanted)].all():
+            codec.decode(body, record_tokens, encoded.dim, encoded.dtype, as_float32=as_float32, out=place)
+            return
     rows = codec.decode(body, record_tokens, encoded.dim, encoded.dtype, as_float32=as_float32)
     at = np.searchsorted(records, wanted // record_tokens) * record_tokens + wanted % record_tokens
-    out[slice(None) if every else here] = rows[at]
+    out[here] = rows[at]
 
 
 def _take_stream(stream: StreamId | str) -> StreamId:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.sections import HeadSections
-from kvcodec.errors import ShapeError
+from kvcodec.errors import DtypeError, ShapeError
 from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
+_LINE = 64  # bytes
 EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
 
 
@@ -48,12 +50,20 @@ class Codec(Protocol):
         ...
 
     def decode(
-        self, body: NDArray[np.uint8], tokens: int, dim: int, dtype: DtypeId, *, as_float32: bool = False
+        self,
+        body: NDArray[np.uint8],
+        tokens: int,
+        dim: int,
+        dtype: DtypeId,
+        *,
+        as_float32: bool = False,
+        out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Rows (records * tokens, heads, dim) of records of `tokens` tokens: uint16 bits of dtype, or float32.
 
         body: uint8 (records, heads, head bytes), or (heads, head bytes) of one record; any heads and records of
-        what encode returned will do. Raises ShapeError, or CorruptRecord as validate does.
+        what encode returned will do. out: contiguous memory for the rows, which is returned. Raises ShapeError,
+        DtypeError for out, or CorruptRecord as validate does, before anything is written.
         """
         ...
 
@@ -92,6 +102,23 @@ def freeze(array: NDArray[Any]) -> NDArray[Any]:
     frozen = np.require(array, requirements=["C", "A"]).view()
     frozen.flags.writeable = False
     return frozen
+
+
+def take_out(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
+    """`out`, or new memory that begins with a cache line. Raises ShapeError, DtypeError."""
+    dtype = np.dtype(dtype)
+    if out is None:
+        size = math.prod(shape) * dtype.itemsize
+        memory = np.empty(size + _LINE, np.uint8)
+        start = -memory.ctypes.data % _LINE
+        return memory[start : start + size].view(dtype).reshape(shape)
+    if out.dtype != dtype:
+        raise DtypeError(f"out: dtype is {out.dtype}, want {dtype}")
+    if out.shape != shape or not (out.flags.c_contiguous and out.flags.writeable and out.flags.aligned):
+        raise ShapeError(
+            f"out: shape is {out.shape}, strides {out.strides}, want writable contiguous memory of {shape}"
+        )
+    return out
 
 
 def split_records(rows: NDArray[np.uint16], tokens: int) -> int:

@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec import layout
-from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body
+from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body, take_out
 from kvcodec.codecs.sections import HeadSections, grouped_sections, padded_tokens, scale_shape
 from kvcodec.errors import CorruptRecord
-from kvcodec.kernels import dequantize, figure, floats, quantize, steps
+from kvcodec.kernels import dequantize, floats, quantize, steps
+from kvcodec.kernels.tiles import Head
 from kvcodec.layout import Axis, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
 _LEAST_TOKEN_GROUP = 64
-_MEASURED_AT_ONCE = 64  # heads, to bound memory
+_STREAMED_BYTES = 1 << 24  # rows beyond this pass the caches by
 _FORMS = {DtypeId.BFLOAT16: floats.BFLOAT16, DtypeId.FLOAT16: floats.FLOAT16}
 
 
@@ -31,6 +32,7 @@ class GroupedCodec:
     def __init__(self, spec: CodecSpec, stream: StreamId) -> None:
         self.spec = spec
         self._grid = steps.GRIDS[spec.bits]
+        self._described: dict[tuple[int, int, int], tuple[Head, bool]] = {}
         self.channel_lane = stream == StreamId.V
         self.token_group = _LEAST_TOKEN_GROUP
         if spec.axis == Axis.CHANNEL:
@@ -53,67 +55,67 @@ class GroupedCodec:
         """See `Codec`. Rows with a NaN or Inf give unspecified codes: find_nonfinite first."""
         records = split_records(rows, tokens)
         _, heads, dim = rows.shape
-        sections = self.sections(tokens, dim)
-        body = np.zeros((records, heads, sections.total), np.uint8)
-        figures = np.empty((records, heads), np.int32)
-        scratch, lanes = _allocate_scratch(tokens, dim, self.channel_lane)
-        keys, lane_floats = np.empty((2, lanes), np.uint16), np.empty((5, lanes), np.float32)
-        squares, sums = np.empty(dim, np.float32), np.empty((2, dim))
+        head, whole = self._describe(tokens, dim, heads)
+        body = (np.empty if whole else np.zeros)((records, heads, head.total), np.uint8)
+        rows, figures = freeze(rows), np.empty((records, heads), np.int32)
+        work = take_out(None, (quantize.work_bytes(tokens, dim),), np.uint8)
         quantize.quantize_records(
-            freeze(rows),
+            rows.ctypes.data,
             dtype == DtypeId.FLOAT16,
-            tokens,
-            self.spec.group,
+            figures.size,
+            head,
             self._grid,
-            self.spec.axis == Axis.CHANNEL,
-            self.spec.symmetric,
-            self.channel_lane,
-            _view_body(body),
-            (sections.scales, sections.zeros),
-            (*scratch, keys, lane_floats, squares, sums),
-            figures.reshape(-1),
+            body.ctypes.data,
+            figures.ctypes.data,
+            work.ctypes.data,
         )
-        self._measure_undecided(rows, dtype, tokens, body, figures)
         return Encoded(body, figures.astype(np.uint16))
 
-    def _measure_undecided(
-        self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, body: NDArray[np.uint8], figures: NDArray[np.int32]
-    ) -> None:
-        """Fill in the figures that quantize_records left UNDECIDED."""
-        undecided = np.flatnonzero(figures == figure.UNDECIDED)
-        dim, heads = rows.shape[2], body.reshape(-1, 1, body.shape[2])
-        for first in range(0, len(undecided), _MEASURED_AT_ONCE):
-            chosen = undecided[first : first + _MEASURED_AT_ONCE]
-            decoded = self.decode(heads[chosen], tokens, dim, dtype, as_float32=True)
-            half, sums = dtype == DtypeId.FLOAT16, np.empty((2, dim))
-            figure.measure_errors(freeze(rows), half, tokens, chosen, decoded, sums, figures.reshape(-1))
-
     def decode(
-        self, body: NDArray[np.uint8], tokens: int, dim: int, dtype: DtypeId, *, as_float32: bool = False
+        self,
+        body: NDArray[np.uint8],
+        tokens: int,
+        dim: int,
+        dtype: DtypeId,
+        *,
+        as_float32: bool = False,
+        out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """See `Codec`. Clamped to the greatest finite number of the dtype decoded to, then rounded to nearest."""
-        sections = self.sections(tokens, dim)
-        body = take_body(body, sections.total)
+        heads = body.shape[-2] if body.ndim > 1 else 0
+        head, _ = self._describe(tokens, dim, heads)
+        body = take_body(body, head.total)
         self._check_scales(body, tokens, dim)
-        shape, none = (len(body) * tokens, body.shape[1], dim), (0, 0, 0)
-        halves = np.empty(none if as_float32 else shape, np.uint16)
-        full = np.empty(shape if as_float32 else none, np.float32)
-        scratch, lanes = _allocate_scratch(tokens, dim, self.channel_lane)
+        shape = (len(body) * tokens, heads, dim)
+        rows = take_out(out, shape, np.float32 if as_float32 else np.uint16)
+        form = floats.FLOAT32 if as_float32 else _FORMS[dtype]
+        if as_float32 and rows.nbytes >= _STREAMED_BYTES and not rows.ctypes.data % layout.TILE_ROW:
+            form = floats.FLOAT32 if tokens % 4 or dim % layout.TILE_LANES else floats.STREAMED
+        padded = layout.align(tokens, 4) * layout.align(dim, layout.TILE_LANES)
+        work = take_out(None, (dequantize.work_bytes(dim) + 4 * padded,), np.uint8)
         dequantize.dequantize_records(
-            _view_body(body),
-            tokens,
-            self.spec.group,
+            body.ctypes.data,
+            len(body) * heads,
+            head,
             self._grid,
-            self.spec.axis == Axis.CHANNEL,
-            self.spec.symmetric,
-            self.channel_lane,
-            (sections.scales, sections.zeros),
-            (*scratch, np.empty((2, lanes), np.float32)),
-            floats.FLOAT32 if as_float32 else _FORMS[dtype],
-            halves,
-            full,
+            form,
+            rows.ctypes.data,
+            work.ctypes.data,
         )
-        return full if as_float32 else halves
+        return rows
+
+    def _describe(self, tokens: int, dim: int, heads: int) -> tuple[Head, bool]:
+        """What kernels have to know of a head, and whether coding writes every byte of it: nothing is padded."""
+        key = tokens, dim, heads
+        if key not in self._described:
+            spec, sections = self.spec, self.sections(tokens, dim)
+            per_channel, lane = spec.axis == Axis.CHANNEL, self.channel_lane
+            rows, columns = scale_shape(tokens, dim, spec.axis, spec.group, lane)
+            places = (columns, heads, sections.scales, sections.zeros, sections.total)
+            head = Head(tokens, dim, spec.bits, spec.group, per_channel, spec.symmetric, lane, *places)
+            whole = tokens == padded_tokens(tokens, lane) and dim % layout.TILE_LANES == 0
+            self._described[key] = head, whole and 2 * rows * columns == sections.scales
+        return self._described[key]
 
     def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
         """Raise CorruptRecord where a scale in use is not a finite bfloat16 of at least 2**-126; ShapeError."""
@@ -130,17 +132,6 @@ class GroupedCodec:
             column = int(np.argmax((found < steps.LEAST_NORMAL) | (found >= steps.INFINITE)))
             at = head * body.shape[2] + 2 * (first + column)
             raise CorruptRecord(at, f"scale 0x{found[column]:04x} is not a finite bfloat16 of at least 2**-126")
-
-
-def _allocate_scratch(tokens: int, dim: int, channel_lane: bool) -> tuple[tuple[NDArray[Any], ...], int]:
-    """What both kernels work in, one head at a time, and the lanes that its groups may have at once.
-
-    Values; padded codes, as bytes and as words; a row of tile lanes.
-    """
-    padded = padded_tokens(tokens, channel_lane), layout.align(dim, layout.TILE_LANES)
-    codes = np.zeros(padded, np.uint8)
-    row = np.empty(padded[1], np.uint32)
-    return (np.empty((16, dim), np.float32), codes, codes.view(np.uint32), row), max(padded[1], layout.TILE_LANES)
 
 
 def _view_body(body: NDArray[np.uint8]) -> tuple[NDArray[np.uint16], NDArray[np.int16], NDArray[np.uint32]]:

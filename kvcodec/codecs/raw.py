@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, split_records, take_body
+from kvcodec.codecs.codec import Encoded, split_records, take_body, take_out
 from kvcodec.codecs.sections import HeadSections, raw_sections
 from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
@@ -38,15 +38,24 @@ class RawCodec:
         return Encoded(body, np.zeros((records, heads), np.uint16))
 
     def decode(
-        self, body: NDArray[np.uint8], tokens: int, dim: int, dtype: DtypeId, *, as_float32: bool = False
+        self,
+        body: NDArray[np.uint8],
+        tokens: int,
+        dim: int,
+        dtype: DtypeId,
+        *,
+        as_float32: bool = False,
+        out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """See `Codec`."""
         body = take_body(body, self.sections(tokens, dim).total)
+        shape = (len(body) * tokens, body.shape[1], dim)
+        rows = take_out(out, shape, np.float32 if as_float32 else np.uint16)
         by_token = _view_rows(body, tokens, dim).transpose(0, 2, 1, 3)
-        rows = np.ascontiguousarray(by_token).reshape(len(body) * tokens, body.shape[1], dim)
-        if not as_float32:
-            return rows
-        return rows.view(ml_dtypes.bfloat16 if dtype == DtypeId.BFLOAT16 else np.float16).astype(np.float32)
+        if as_float32:
+            by_token = by_token.view(ml_dtypes.bfloat16 if dtype == DtypeId.BFLOAT16 else np.float16)
+        rows.reshape(by_token.shape)[...] = by_token
+        return rows
 
     def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
         """Any bits are rows. Raises ShapeError only."""

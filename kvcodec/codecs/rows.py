@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, codec_for
+from kvcodec.codecs.codec import Encoded, codec_for, take_out
 from kvcodec.codecs.sections import padded_tokens, scale_shape
 from kvcodec.errors import SpecError
 from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamId, align
@@ -64,12 +64,24 @@ class RowCodec:
         body[..., sections.metadata : sections.metadata + tiles.shape[-1]] = tiles
         return Encoded(body, np.full((records, heads), UNKNOWN_ERROR, np.uint16))
 
-    def decode(self, coded: NDArray[np.uint8], dim: int, dtype: DtypeId, *, as_float32: bool = False) -> NDArray[Any]:
-        """Rows (tokens, heads, dim) of coded rows: 16-bit patterns of dtype, or float32. Raises CorruptRecord."""
+    def decode(
+        self,
+        coded: NDArray[np.uint8],
+        dim: int,
+        dtype: DtypeId,
+        *,
+        as_float32: bool = False,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Rows (tokens, heads, dim) of coded rows: 16-bit patterns of dtype, or float32, in `out` if it is given.
+
+        Raises CorruptRecord, and for `out` ShapeError, DtypeError.
+        """
         tokens, heads, _ = coded.shape
         if not tokens:
-            return np.empty((0, heads, dim), np.float32 if as_float32 else np.uint16)
-        return self._codec.decode(self.lay(coded, tokens, dim).body, tokens, dim, dtype, as_float32=as_float32)
+            return take_out(out, (0, heads, dim), np.float32 if as_float32 else np.uint16)
+        body = self.lay(coded, tokens, dim).body
+        return self._codec.decode(body, tokens, dim, dtype, as_float32=as_float32, out=out)
 
     def _split(self, body: NDArray[np.uint8], tokens: int, dim: int) -> tuple[list[NDArray[Any]], NDArray[np.uint8]]:
         """Scales (and zeros) (heads, channel groups, tokens) and codes (tokens, heads, padded channels) of a body."""

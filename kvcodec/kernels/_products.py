@@ -157,3 +157,21 @@ def _(b: Any, sums: Any, one: Any, two: Any) -> Any:
     both = list(range(16)) * 2
     products = _by_registers(b, add_pairs, pick(b, first, first, both), pick(b, high, low, list(range(32))))
     return b.add(sums, products)
+
+
+def weigh_pair(sums: Any, one: Any, two: Any, weights: Any, low: Any) -> Any:
+    """sums + 16 channels of two rows of int16, each row times its weight: the high bytes of two int16, or the low ones,
+    which are unsigned.
+    """
+    pair = memory(weights, 2, np.int16).astype(np.int32)
+    a, b = (pair & 255) if low else (pair >> 8)
+    return sums + memory(one, 16, np.int16) * a + memory(two, 16, np.int16) * b
+
+
+@compiled(weigh_pair, Lanes, Lanes, INT, INT, INT, types.boolean)
+def _(b: Any, sums: Any, one: Any, two: Any, weights: Any, low: Any) -> Any:
+    rows = [load(b, address, I16X16) for address in (one, two)]
+    both = pick(b, rows[0], rows[1], [n + 16 * k for n in range(16) for k in range(2)])
+    pairs = b.bitcast(broadcast(b, load(b, weights, ir.IntType(32)), Lanes.ir), I16X32)
+    part = b.select(low, b.and_(pairs, all_of(I16X32, 255)), b.ashr(pairs, all_of(I16X32, 8)))
+    return b.add(sums, _by_registers(b, add_pairs, both, part))

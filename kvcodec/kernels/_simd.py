@@ -87,6 +87,16 @@ def _(b: Any, address: Any) -> Any:
     return load(b, address, ir.IntType(16))
 
 
+def store_half(half: Any, address: Any) -> None:
+    """One int16."""
+    memory(address, 1, np.int16)[0] = half
+
+
+@compiled(store_half, types.void, types.int16, INT)
+def _(b: Any, half: Any, address: Any) -> None:
+    store(b, half, address)
+
+
 def load_word(address: Any) -> Any:
     """One int32."""
     return memory(address, 1, np.int32)[0]
@@ -196,6 +206,16 @@ def _narrow(b: Any, lanes: Any) -> Any:
         return b.trunc(lanes, I16X16)
     packed = call(b, "llvm.x86.avx2.packssdw", I16X16, *(pick(b, lanes, lanes, list(range(n, n + 8))) for n in (0, 8)))
     return pick(b, packed, packed, [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)])
+
+
+def store_numbers(lanes: Any, address: Any) -> None:
+    """16 numbers as int16, which they fit."""
+    memory(address, 16, np.int16)[:] = lanes.astype(np.int16)
+
+
+@compiled(store_numbers, types.void, Lanes, INT)
+def _(b: Any, lanes: Any, address: Any) -> None:
+    store(b, _narrow(b, lanes), address)
 
 
 def store_small_weights(lanes: Any, halves: Any, bytes_: Any) -> None:
@@ -320,16 +340,19 @@ def _(b: Any, lanes: Any) -> Any:
     return call(b, "llvm.vector.reduce.smax.v16i32", ir.IntType(32), lanes)
 
 
-def greatest_half(address: Any, count: Any) -> Any:
-    """The greatest of `count` uint16, a multiple of 16."""
-    return np.int32(memory(address, count, np.uint16).max())
+def greatest_scale(numbers: Any, scales: Any, count: Any) -> Any:
+    """The greatest of `count` uint16, a multiple of 16, whose int32 numbers are not 0; or 0."""
+    here = memory(numbers, count, np.int32) != 0
+    return np.int32(np.where(here, memory(scales, count, np.uint16), 0).max())
 
 
-@compiled(greatest_half, WORD, INT, INT)
-def _(b: Any, address: Any, count: Any) -> Any:
+@compiled(greatest_scale, WORD, INT, INT, INT)
+def _(b: Any, numbers: Any, scales: Any, count: Any) -> Any:
     most = cgutils.alloca_once_value(b, all_of(I16X16, 0))
     with cgutils.for_range(b, b.lshr(count, ir.Constant(count.type, 4))) as loop:
-        new = load(b, b.add(address, b.shl(loop.index, ir.Constant(count.type, 5))), I16X16)
+        own = load(b, b.add(numbers, b.shl(loop.index, ir.Constant(count.type, 6))), Lanes.ir)
+        here = b.sext(b.icmp_signed("!=", own, all_of(Lanes.ir, 0)), I16X16)
+        new = b.and_(here, load(b, b.add(scales, b.shl(loop.index, ir.Constant(count.type, 5))), I16X16))
         old = b.load(most)
         b.store(b.select(b.icmp_unsigned(">", new, old), new, old), most)
     return b.zext(call(b, "llvm.vector.reduce.umax.v16i16", ir.IntType(16), b.load(most)), ir.IntType(32))

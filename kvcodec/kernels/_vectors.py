@@ -79,7 +79,7 @@ def compiled(twin: Callable[..., Any], result: Any, *arguments: Any) -> Callable
     return register
 
 
-def all_of(vector: ir.VectorType, value: int) -> ir.Constant:
+def all_of(vector: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(vector, [value] * vector.count)
 
 

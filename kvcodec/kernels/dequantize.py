@@ -9,99 +9,107 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import jit
-from kvcodec.kernels.floats import (
-    BFLOAT16,
-    FLOAT16,
-    GREATEST_BFLOAT16,
-    GREATEST_FLOAT16,
-    GREATEST_FLOAT32,
-    store_rows,
+from kvcodec.kernels._floats_simd import floats_of, splat_float, store_floats
+from kvcodec.kernels._jit import inline, jit, part
+from kvcodec.kernels._scaling import (
+    ROW,
+    part_row,
+    scale_by_channel,
+    scale_by_token,
+    settle,
+    take_nibbles,
+    take_pairs,
+    take_words,
+    to_floats,
 )
-from kvcodec.kernels.steps import SCALE, SHIFT, load_steps
-from kvcodec.kernels.tiles import unpack_channel_tiles, unpack_token_tiles
+from kvcodec.kernels._simd import greatest_lane, load_signed, load_unsigned
+from kvcodec.kernels.floats import STREAMED
+from kvcodec.kernels.tiles import copy_rows, place_tile
+
+GREATEST = (np.float32(3.4028234663852886e38),) * 2 + (np.float32(3.3895313892515355e38), np.float32(65504))
+SAFE = (0x7780, 0x7780, 0x7780, 0x3F80)  # bfloat16 bits of scales up to which 2**15 steps are less than GREATEST
 
 
-@jit
-def scale_by_channel(
-    codes: NDArray[np.uint8], first: Any, count: Any, floats: NDArray[np.float32], greatest: Any, values: Any
-) -> None:
-    """values of `count` tokens from `first`, each channel by its own step, clamped to +-greatest."""
-    for t in range(count):
-        for c in range(values.shape[1]):
-            value = np.float32(np.float32(np.float32(codes[first + t, c]) + floats[SHIFT, c]) * floats[SCALE, c])
-            values[t, c] = min(max(value, -greatest), greatest)
+def work_bytes(dim: int) -> int:
+    """Bytes that the steps of all channels take."""
+    return 8 * ((dim + 15) & -16)
 
 
-@jit
-def scale_by_token(
-    codes: NDArray[np.uint8],
-    first: Any,
-    count: Any,
-    channel: Any,
-    last: Any,
-    floats: NDArray[np.float32],
-    greatest: Any,
-    values: Any,
-) -> None:
-    """values of channels `channel` to `last` of `count` tokens from `first`, each token by its own step."""
-    for t in range(count):
-        scale, zero = floats[SCALE, t], floats[SHIFT, t]
-        for c in range(np.uint64(channel), np.uint64(last)):
-            value = np.float32(np.float32(np.float32(codes[first + t, c]) + zero) * scale)
-            values[t, c] = min(max(value, -greatest), greatest)
+@inline
+def load_steps(scales: Any, zeros: Any, grid: Any, symmetric: Any, steps: Any) -> Any:
+    """Scales and shifts of 16 lanes, into two rows. The bits of the greatest scale."""
+    bits = load_unsigned(scales)
+    store_floats(floats_of(bits << 16), steps)
+    if symmetric:
+        store_floats(splat_float(np.float32(-grid.middle)), steps + ROW)
+    else:
+        store_floats(to_floats(load_signed(zeros)) * splat_float(grid.part), steps + ROW)
+    return np.int64(greatest_lane(bits))
 
 
-@jit
-def dequantize_records(
-    body: Any,
-    tokens: Any,
-    group: Any,
-    grid: Any,
-    per_channel: Any,
-    symmetric: Any,
-    channel_lane: Any,
-    sections: Any,
-    scratch: Any,
-    form: Any,
-    halves: NDArray[np.uint16],
-    full: NDArray[np.float32],
-) -> None:
-    """Decode records of `tokens` tokens each, 16 tokens at a time.
-
-    body: one array as scales uint16, zeros int16 and tiles uint32, each (records * heads, head bytes / itemsize).
-    sections: bytes of a head's scales and zeros. form: FLOAT32 fills full, BFLOAT16 or FLOAT16 halves, either
-    (records * tokens, heads, dim). scratch: values float32 (16, dim); codes uint8 (padded tokens, padded dim) and the
-    same as words uint32; joined uint32 (padded dim); floats float32 (2, lanes), lanes being dim and at least 16.
-    """
-    values, codes, words, joined, floats = scratch
-    scales, zeros, tiles = body
-    dim = values.shape[1]
-    greatest = GREATEST_FLOAT32
-    if form == BFLOAT16:
-        greatest = GREATEST_BFLOAT16
-    elif form == FLOAT16:
-        greatest = GREATEST_FLOAT16
-    heads = max(halves.shape[1], full.shape[1])
-    start = (sections[0] + sections[1]) // 4
-    for i in range(scales.shape[0]):
-        if channel_lane:
-            unpack_channel_tiles(tiles, i, start, grid.bits, joined, codes)
+@inline
+def scale_block(tile: Any, head: Any, count: Any, steps: Any, clamped: Any, form: Any, out: Any, stride: Any) -> None:
+    """16 channels of up to 16 tokens from a tile to rows."""
+    bits, mask, greatest = head.bits, (1 << head.bits) - 1, GREATEST[form]
+    for t in range(0, count, 4):
+        if head.channel_lane:
+            codes = part_row(tile + (t * bits >> 5 << 6), (t >> 2) * bits & 7, mask)
+        elif bits == 4:
+            codes = take_nibbles(tile + 4 * t)
+        elif bits == 8:
+            codes = take_words(tile + 4 * t)
         else:
-            unpack_token_tiles(tiles, i, start, grid.bits, words)
-        for first in range(0, tokens, 16):
-            count = min(tokens - first, 16)
-            if per_channel:
-                if first % group == 0:
-                    at = first // group * codes.shape[1]
-                    load_steps((scales, zeros), i, at, sections[0] // 2 + at, dim, grid, symmetric, floats)
-                scale_by_channel(codes, first, count, floats, greatest, values)
-            else:
-                for channel in range(0, dim, group):
-                    at = channel // group * codes.shape[0] + first
-                    load_steps((scales, zeros), i, at, sections[0] // 2 + at, count, grid, symmetric, floats)
-                    last = min(channel + group, dim)
-                    scale_by_token(codes, first, count, channel, last, floats, greatest, values)
-            store_rows(values, count, form, i // heads * tokens + first, i % heads, halves, full)
+            codes = take_pairs(tile + 4 * t)
+        if head.per_channel:
+            scale_by_channel(codes, steps, clamped, greatest, form, out + t * stride, stride)
+        else:
+            scale_by_token(codes, steps + 4 * t, clamped, greatest, form, out + t * stride, stride)
+
+
+@part
+def scale_head(scales: Any, head: Any, grid: Any, form: Any, out: Any, stride: Any, steps: Any) -> None:
+    """One head's numbers into rows `stride` bytes apart, padded to 4 tokens and 16 channels.
+
+    scales: the first bytes of the head. steps: work_bytes(dim) of room.
+    """
+    quads, width, group = (head.tokens + 3) & -4, (head.dim + 15) & -16, head.group
+    size = 4 if form <= STREAMED else 2
+    zeros, tiles = scales + head.scales, scales + head.scales + head.zeros
+    most = np.int64(0)
+    for t in range(0, quads, 16):
+        for c in range(0, width, 16):
+            own = steps
+            if head.per_channel:
+                own = steps + 8 * c
+                if t % group == 0:
+                    at = 2 * (t // group * head.columns + c)
+                    most = max(most, load_steps(scales + at, zeros + at, grid, head.symmetric, own))
+            elif c % group == 0:
+                at = 2 * (c // group * head.columns + t)
+                most = load_steps(scales + at, zeros + at, grid, head.symmetric, own)
+            tile, last = place_tile(tiles, head, t, c), min(quads - t, 16)
+            scale_block(tile, head, last, own, most > SAFE[form], form, out + t * stride + size * c, stride)
+
+
+@jit
+def dequantize_records(body: Any, count: Any, head: Any, grid: Any, form: Any, rows: Any, work: Any) -> None:
+    """Decode `count` heads of records.
+
+    Addresses. body: uint8 (records, heads, total). rows: (records * tokens, heads, dim) in the form; STREAMED is for
+    rows and dim that fill lines of 64 bytes. work: work_bytes(dim) and, if tokens are no multiple of 4 or channels
+    none of 16, a head's rows padded to that.
+    """
+    tokens, dim, heads = head.tokens, head.dim, head.heads
+    width = (dim + 15) & -16
+    size = 4 if form <= STREAMED else 2
+    for i in range(count):
+        row, stride = rows + size * dim * (i // heads * tokens * heads + i % heads), size * dim * heads
+        if width > dim or tokens & 3:
+            padded = work + 8 * width
+            scale_head(body + i * head.total, head, grid, form, padded, size * width, work)
+            copy_rows(padded, size * width, row, stride, tokens, size * dim)
+        else:
+            scale_head(body + i * head.total, head, grid, form, row, stride, work)
+    if form == STREAMED:
+        settle()

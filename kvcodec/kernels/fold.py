@@ -19,8 +19,8 @@ from kvcodec.kernels._simd import (
     add_lanes,
     bit_length,
     greater,
-    greatest_half,
     greatest_lane,
+    greatest_scale,
     keep_first,
     load_lanes,
     load_long,
@@ -67,20 +67,20 @@ def fold_scales(
 ) -> None:
     """Weights of `count` numbers times the scales of each of `groups` groups, `step` bytes apart.
 
-    scratch.folded: exponent and zero of each. Weights of the groups follow each other, SEGMENT of them at most; count is
+    scratch.folded: exponent and zero of each. Weights of the groups follow each other, at most SEGMENT in all; count is
     a multiple of 16. numbers: at most 2**23. zeros: bytes from scales to zeros, which count parts of a step, or 0 if
-    symmetric. Products are shifted to the greatest exponent of a group's scales, then rounded. Each stage takes all
-    groups: while one waits for its greatest number, the next one goes on.
+    symmetric. Products are shifted to the greatest exponent of a group's scales, those of numbers that are 0 apart, and
+    rounded. Each stage takes all groups: while one waits for its greatest number, the next one goes on.
     """
     for g in range(groups):
-        store_long(np.int64(greatest_half(scales + g * step, count)) >> 7, scratch.folded + 16 * g)
+        store_long(np.int64(greatest_scale(numbers, scales + g * step, count)) >> 7, scratch.folded + 16 * g)
     for g in range(groups):
         exponent = splat(np.int32(load_long(scratch.folded + 16 * g)))
         most = splat(np.int32(0))
         for i in range(0, count, 16):
             scale = load_unsigned(scales + g * step + 2 * i)
             product = load_lanes(numbers + 4 * i) * ((scale & 127) | 128)
-            product = product >> smaller(exponent - (scale >> 7), splat(np.int32(31)))
+            product = product >> (smaller(exponent - (scale >> 7), splat(np.int32(31))) & 31)  # below 0 of a 0 alone
             most = greater(most, greater(product, splat(np.int32(0)) - product))
             store_lanes(product, scratch.scaled + 4 * (g * count + i))
         store_long(np.int64(find_shift(most, width)), scratch.folded + 16 * g + 8)

@@ -75,37 +75,53 @@ class Scratch(NamedTuple):
     """What one thread works in, as addresses: int32 all but the weights.
 
     scaled: 256. folded: int64, exponent and zero of up to 16 groups. sums, others: the channels, and what add_logits
-    may touch. logits, shares: a strip's tokens in the softmax. exponents: of 64 raw rows.
+    may touch. logits, shares: a strip's tokens in the softmax. rows: numbers of 64 raw rows and their exponents, for
+    each stream, `area` bytes apart, and once more for the values.
     """
 
     scaled: Any
     weights: Weights
     logits: Any
     shares: Any
-    exponents: Any
     folded: Any
     sums: Any
     others: Any
+    rows: Any
+    area: Any
 
 
 STRIP_BYTES = 4 * 112  # 64 tokens, and room for whole vectors behind them
 _SCALED, _HALVES, _BYTES, _FOLDED = 4 * 256, 2 * 256, 2 * 256, 16 * 16
 
 
-def scratch_bytes(dim: int) -> int:
-    """Bytes of the memory that a thread works in, for streams of up to `dim` channels."""
-    return _SCALED + _HALVES + _BYTES + _FOLDED + 3 * STRIP_BYTES + 2 * max(4 * dim + 128, STRIP_BYTES)
+def _sums_bytes(dim: Any) -> Any:
+    return max(4 * dim + 128, STRIP_BYTES)
+
+
+def _area_bytes(dim: Any) -> Any:
+    """64 rows of int16, and an exponent for each 256 channels of a row."""
+    return 128 * dim + 256 * ((dim + 255) // 256)
+
+
+def scratch_bytes(dim: int, streams: int) -> int:
+    """Bytes of the memory that a thread works in, for as many streams of up to `dim` channels."""
+    fixed = _SCALED + _HALVES + _BYTES + _FOLDED + 2 * STRIP_BYTES
+    return int(fixed + 2 * _sums_bytes(dim) + (streams + 1) * _area_bytes(dim))
+
+
+_count_sums, _count_area = inline(_sums_bytes), inline(_area_bytes)
 
 
 @inline
-def cut_scratch(memory: Any, size: Any) -> Any:
-    """Scratch in `size` bytes of memory."""
+def cut_scratch(memory: Any, dim: Any) -> Any:
+    """Scratch in memory, for streams of up to `dim` channels."""
     weights = Weights(memory + _SCALED, memory + _SCALED + _HALVES)
-    logits = memory + _SCALED + _HALVES + _BYTES
-    folded = logits + 3 * STRIP_BYTES
-    sums = folded + _FOLDED
-    others = sums + (size - (sums - memory)) // 2
-    return Scratch(memory, weights, logits, logits + STRIP_BYTES, logits + 2 * STRIP_BYTES, folded, sums, others)
+    folded = memory + _SCALED + _HALVES + _BYTES
+    logits = folded + _FOLDED
+    sums = logits + 2 * STRIP_BYTES
+    others = sums + _count_sums(dim)
+    rows = others + _count_sums(dim)
+    return Scratch(memory, weights, logits, logits + STRIP_BYTES, folded, sums, others, rows, _count_area(dim))
 
 
 @inline

@@ -11,143 +11,163 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import jit
-from kvcodec.kernels.figure import estimate_error
-from kvcodec.kernels.floats import GREATEST_FLOAT32, widen_rows
-from kvcodec.kernels.steps import (
-    INVERSE,
-    MAGIC,
-    SCALE,
-    SHIFT,
-    choose_steps,
-    find_channel_extremes,
-    find_token_extremes,
-    store_steps,
+from kvcodec.kernels._extremes import fold_rows, note_channel_extremes, note_token_extremes
+from kvcodec.kernels._floats_simd import add_to_doubles, splat_float, store_doubles
+from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._quads import (
+    ROW,
+    STEPS,
+    lay_nibbles,
+    lay_pairs,
+    lay_words,
+    round_by_channel,
+    round_by_token,
+    weave,
 )
-from kvcodec.kernels.tiles import pack_channel_tiles, pack_token_tiles
+from kvcodec.kernels._simd import prefetch, splat, store_lanes, store_word
+from kvcodec.kernels.figure import UNDECIDED, estimate_error, measure_error, measuring_bytes
+from kvcodec.kernels.steps import MAGIC, choose_steps
+from kvcodec.kernels.tiles import clear_padding, pad_rows, place_tile
 
-LOW_BYTE = np.uint32(255)
+SQUARES = 2 * ROW  # bytes into the work space, behind the extremes: 4 float64 of what codes miss, 4 of the numbers
+FOLDED = SQUARES + ROW  # three rows of 16 uint16 for each of 16 tokens
+STEP_ROWS = FOLDED + 16 * 96
+ROWS = STEP_ROWS + STEPS * ROW
 
 
-@jit
-def round_by_channel(
-    values: NDArray[np.float32], count: Any, floats: NDArray[np.float32], magic: Any, first: Any, codes: Any
+def work_bytes(tokens: int, dim: int) -> int:
+    """Bytes of the work space of quantize_records: with a head's rows padded to 4 tokens and 16 channels."""
+    width = (dim + 15) & -16
+    return ROWS + 2 * ((tokens + 3) & -4) * width + measuring_bytes(tokens, dim)
+
+
+@inline
+def find_steps(
+    source: Any, half: Any, head: Any, grid: Any, tokens: Any, channels: Any, scales: Any, work: Any
 ) -> None:
-    """Codes of `count` tokens from `first`, each channel by its own step; values become what the codes miss."""
-    for t in range(count):
-        for c in range(values.shape[1]):
-            steps = np.float32(np.float32(values[t, c] * floats[INVERSE, c]) - floats[SHIFT, c])
-            rounded = np.float32(steps + magic)
-            codes[first + t, c] = np.uint8(np.uint32(rounded.view(np.uint32)) & LOW_BYTE)
-            decoded = np.float32(np.float32(np.float32(rounded - magic) + floats[SHIFT, c]) * floats[SCALE, c])
-            values[t, c] = np.float32(values[t, c] - min(max(decoded, -GREATEST_FLOAT32), GREATEST_FLOAT32))
+    """Steps of a region, which is a group of its tokens or channels."""
+    row, stride, _ = source
+    (first, last), (channel, end) = tokens, channels
+    start = row + first * stride + 2 * channel
+    if head.per_channel:
+        note_channel_extremes(start, stride, last - first, work)
+        at, lanes = first // head.group * head.columns + channel, min(head.dim - channel, 16)
+    else:
+        fold_rows(start, stride, last - first, (end - channel) >> 4, work + FOLDED)
+        note_token_extremes(work + FOLDED, work)
+        at, lanes = channel // head.group * head.columns + first, min(head.tokens - first, 16)
+    zeros = scales + head.scales
+    choose_steps(work, half, grid, head.symmetric, work + STEP_ROWS, lanes, scales + 2 * at, zeros + 2 * at)
 
 
-@jit
-def round_by_token(
-    values: NDArray[np.float32],
-    count: Any,
-    channel: Any,
-    last: Any,
-    floats: NDArray[np.float32],
-    magic: Any,
-    first: Any,
-    codes: Any,
+@inline
+def code_block(source: Any, half: Any, head: Any, count: Any, magic: Any, tile: Any, steps: Any, sums: Any) -> Any:
+    """Codes of 16 channels of up to 16 tokens into a tile. The sums, Floats, with the squares added."""
+    row, stride, ahead = source
+    error, total = sums
+    lanes, bits = splat(np.int32(0)), head.bits
+    for n in range(0, 32 * bits, ROW):
+        prefetch(tile + head.total + n)
+    for t in range(0, count, 4):
+        at = row + t * stride
+        if head.per_channel:
+            quad = round_by_channel(at, stride, half, steps, head.symmetric, magic)
+        else:
+            quad = round_by_token(at, stride, half, steps + 2 * t, head.symmetric, magic)
+        if at & 32 == 0:  # of two blocks of channels one
+            for n in range(4):
+                prefetch(at + n * stride + ahead)
+        codes, missed, squares = quad
+        error, total = error + missed, total + squares
+        if head.channel_lane:
+            shift = (t >> 2) * bits & 7
+            lanes = codes if shift == 0 else lanes | (codes << shift)
+            if shift + bits == 8 or t + 4 >= count:
+                store_lanes(weave(lanes), tile + (t * bits >> 5 << 6))
+        elif bits == 4:
+            lay_nibbles(codes, tile + 4 * t)
+        elif bits == 8:
+            lay_words(codes, tile + 4 * t)
+        else:
+            lay_pairs(codes, tile + 4 * t)
+    return error, total
+
+
+@inline
+def code_region(
+    source: Any, half: Any, head: Any, tokens: Any, channels: Any, magic: Any, tiles: Any, work: Any
 ) -> None:
-    """Codes of channels `channel` to `last` of `count` tokens from `first`, each token by its own step."""
-    for t in range(count):
-        scale, inverse, shift = floats[SCALE, t], floats[INVERSE, t], floats[SHIFT, t]
-        for c in range(np.uint64(channel), np.uint64(last)):
-            steps = np.float32(np.float32(values[t, c] * inverse) - shift)
-            rounded = np.float32(steps + magic)
-            codes[first + t, c] = np.uint8(np.uint32(rounded.view(np.uint32)) & LOW_BYTE)
-            decoded = np.float32(np.float32(np.float32(rounded - magic) + shift) * scale)
-            values[t, c] = np.float32(values[t, c] - min(max(decoded, -GREATEST_FLOAT32), GREATEST_FLOAT32))
+    """Codes of a region into tiles: of the tokens and channels from one number of each to the other.
 
-
-@jit
-def square(value: Any) -> Any:
-    """float32 square."""
-    return np.float32(value * value)
-
-
-@jit
-def add_squares(values: NDArray[np.float32], count: Any, squares: Any, sums: NDArray[np.float64]) -> None:
-    """Add to the sums (dim,) of the channels the squares of up to 16 rows, each in at most 10 float32 roundings.
-
-    squares: float32 scratch (dim,).
+    source: of the rows address, stride, and bytes to the rows that are coded next, which are asked for meanwhile.
+    The squares join those in the work space after at most 14 float32 roundings.
     """
-    dim = values.shape[1]
-    for c in range(dim):
-        squares[c] = np.float32(0)
-    fours = count // 4 * 4
-    for t in range(0, fours, 4):  # four to a pass over the squares
-        for c in range(dim):
-            low = np.float32(square(values[t, c]) + square(values[t + 1, c]))
-            high = np.float32(square(values[t + 2, c]) + square(values[t + 3, c]))
-            squares[c] = np.float32(squares[c] + np.float32(low + high))
-    for t in range(fours, count):
-        for c in range(dim):
-            squares[c] = np.float32(squares[c] + square(values[t, c]))
-    for c in range(dim):
-        sums[c] = np.float64(sums[c] + np.float64(squares[c]))
+    row, stride, ahead = source
+    sums, blocks = (splat_float(np.float32(0)), splat_float(np.float32(0))), np.int64(0)
+    for c in range(channels[0], channels[1], 16):
+        for t in range(tokens[0], tokens[1], 16):
+            tile, count = place_tile(tiles, head, t, c), min(tokens[1] - t, 16)
+            start = row + t * stride + 2 * c
+            sums = code_block((start, stride, ahead), half, head, count, magic, tile, work + STEP_ROWS, sums)
+            blocks += 1
+            if blocks & 1 == 0:
+                flush_squares(sums, work)
+                sums = splat_float(np.float32(0)), splat_float(np.float32(0))
+    flush_squares(sums, work)
+
+
+@inline
+def flush_squares(sums: Any, work: Any) -> None:
+    """Add squares to those in the work space."""
+    add_to_doubles(sums[0], work + SQUARES)
+    add_to_doubles(sums[1], work + SQUARES + 32)
+
+
+@inline
+def code_head(source: Any, half: Any, head: Any, grid: Any, scales: Any, work: Any) -> None:
+    """Scales, zeros and codes of a head, and its squares."""
+    quads, width = (head.tokens + 3) & -4, (head.dim + 15) & -16
+    down, across = (head.group, 16) if head.per_channel else (16, head.group)
+    magic = np.float32(MAGIC + grid.middle) if head.symmetric else MAGIC
+    tiles = scales + head.scales + head.zeros
+    store_doubles(np.float64(0), work + SQUARES)
+    store_doubles(np.float64(0), work + SQUARES + 32)
+    for first in range(0, head.tokens, down):
+        span = first, min(first + down, quads)
+        for channel in range(0, width, across):
+            channels = channel, min(channel + across, width)
+            find_steps(source, half, head, grid, span, channels, scales, work)
+            code_region(source, half, head, span, channels, magic, tiles, work)
 
 
 @jit
 def quantize_records(
-    rows: NDArray[np.uint16],
-    half: Any,
-    tokens: Any,
-    group: Any,
-    grid: Any,
-    per_channel: Any,
-    symmetric: Any,
-    channel_lane: Any,
-    body: Any,
-    sections: Any,
-    scratch: Any,
-    figures: NDArray[np.int32],
+    rows: Any, half: Any, count: Any, head: Any, grid: Any, body: Any, figures: Any, work: Any
 ) -> None:
-    """Code records of `tokens` tokens each, 16 tokens at a time, which fit the nearest cache.
+    """Code `count` heads of records.
 
-    rows: (records * tokens, heads, dim). body: one array, zeroed, as scales uint16, zeros int16 and tiles uint32,
-    each (records * heads, head bytes / itemsize). sections: bytes of a head's scales and zeros. figures: (records *
-    heads,), Q15 errors or UNDECIDED. scratch: values float32 (16, dim); codes uint8 (padded tokens, padded dim),
-    zeroed, and the same as words uint32; joined uint32 (padded dim); keys uint16 (2, lanes) and floats float32
-    (5, lanes), lanes being dim and at least 16; squares float32 (dim,) and sums float64 (2, dim).
+    Addresses. rows: uint16 (records * tokens, heads, dim). body: uint8 (records, heads, total), zeroed if anything
+    in it is padded. figures: int32 (records, heads), Q15 errors. work: work_bytes(tokens, dim).
     """
-    values, codes, words, joined, keys, floats, squares, sums = scratch
-    scales, zeros, tiles = body
-    dim = rows.shape[2]
-    magic = np.float32(MAGIC + grid.middle) if symmetric else MAGIC
-    start = (sections[0] + sections[1]) // 4
-    for i in range(figures.size):
-        token, h = i // rows.shape[1] * tokens, i % rows.shape[1]
-        sums[:] = np.float64(0)
-        for first in range(0, tokens, 16):
-            count = min(tokens - first, 16)
-            if per_channel and first % group == 0:
-                find_channel_extremes(rows, token + first, token + min(first + group, tokens), h, keys)
-                choose_steps(keys, dim, half, grid, symmetric, floats)
-                at = first // group * codes.shape[1]
-                store_steps(floats, dim, grid, symmetric, (scales, zeros), i, at, sections[0] // 2 + at)
-            widen_rows(rows, token + first, count, h, half, values)
-            add_squares(values, count, squares, sums[0])
-            if per_channel:
-                round_by_channel(values, count, floats, magic, first, codes)
-            else:
-                for channel in range(0, dim, group):
-                    last = min(channel + group, dim)
-                    find_token_extremes(rows, token + first, count, h, channel, last, keys)
-                    choose_steps(keys, count, half, grid, symmetric, floats)
-                    at = channel // group * codes.shape[0] + first
-                    store_steps(floats, count, grid, symmetric, (scales, zeros), i, at, sections[0] // 2 + at)
-                    round_by_token(values, count, channel, last, floats, magic, first, codes)
-            add_squares(values, count, squares, sums[1])
-        figures[i] = estimate_error(sums)
-        if channel_lane:
-            pack_channel_tiles(codes, grid.bits, joined, tiles, i, start)
+    tokens, dim = head.tokens, head.dim
+    quads, width = (tokens + 3) & -4, (dim + 15) & -16
+    padded = quads > tokens or width > dim
+    for i in range(count):
+        stride = 2 * dim * head.heads
+        row = rows + i // head.heads * tokens * stride + i % head.heads * 2 * dim
+        ahead = 2 * dim if (i + 1) % head.heads else (tokens - 1) * stride + 2 * dim
+        scales = body + i * head.total
+        if padded:
+            pad_rows(row, stride, tokens, dim, work + ROWS)
+            row, stride, ahead = work + ROWS, 2 * width, 0
+        code_head((row, stride, ahead), half, head, grid, scales, work)
+        error = UNDECIDED
+        if padded:
+            clear_padding(scales + head.scales + head.zeros, head)
         else:
-            pack_token_tiles(words, grid.bits, tiles, i, start)
+            error = estimate_error(work + SQUARES)
+        if error == UNDECIDED:
+            space = work + ROWS + (2 * quads * width if padded else 0)
+            error = measure_error(row, stride, half, scales, head, grid, space)
+        store_word(error, figures + 4 * i)

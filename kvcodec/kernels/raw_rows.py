@@ -1,4 +1,7 @@
-"""Attention on raw 16-bit rows with integers: a row is int16 numbers that share the exponent of its greatest one."""
+"""Attention on raw 16-bit rows with integers: a row is int16 numbers that share the exponent of its greatest one.
+
+Rows become numbers once, for all query heads that share them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,22 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._products import dot_halves, weigh_pair
 from kvcodec.kernels._simd import (
     add_lanes,
     greater,
     greatest_lane,
-    load_half,
+    keep_first,
     load_signed,
     load_word,
     smaller,
     splat,
     store_lanes,
+    store_numbers,
     store_word,
     where_zero,
 )
-from kvcodec.kernels.softmax import scale_logit
+from kvcodec.kernels.softmax import add_logit, scale_logit
 
 FRACTION = (7, 10)  # bits of a mantissa: bfloat16, float16
 BIAS = (141, 29)  # a row's number i stands for i * 2**(exponent - BIAS)
@@ -52,36 +57,57 @@ def align_numbers(row: Any, exponent: Any, half: Any) -> Any:
 
 
 @part
-def score_rows(
-    row: Any, stride: Any, tokens: Any, count: Any, half: Any, weights: Any, shift: Any, factor: Any, logits: Any
-) -> None:
-    """Add to `tokens` logits those of as many rows, each `count` numbers, a multiple of 16, times int16 weights.
+def align_rows(row: Any, stride: Any, tokens: Any, dim: Any, segment: Any, half: Any, numbers: Any) -> None:
+    """Rows as int16 numbers, `dim` of them each, and behind 64 rows the exponents, int32, of each row's segments.
 
-    row: the first one; stride: bytes between them. shift, factor: of the weights, see `scale_logit`.
+    row: the first one; stride: bytes between them. segment: channels that share an exponent; as dim a multiple of 16.
     """
+    exponents = numbers + 128 * dim
     for t in range(tokens):
-        here = row + t * stride
-        exponent = find_exponent(here, count, half)
-        high, low = splat(ZERO), splat(ZERO)
-        for c in range(0, count, 16):
-            product = align_numbers(here + 2 * c, exponent, half) * load_signed(weights + 2 * c)
-            high = high + (product >> 8)
-            low = low + (product & 255)
-        total = np.int64(np.int64(np.int64(add_lanes(high)) << 8) + np.int64(add_lanes(low)))
-        logit = scale_logit(total, np.int64(shift) + np.int64(exponent) - np.int64(BIAS[half]), factor)
-        store_word(np.int32(load_word(logits + 4 * t) + logit), logits + 4 * t)
+        for at in range(0, dim, segment):
+            here, count = row + t * stride + 2 * at, min(segment, dim - at)
+            exponent = find_exponent(here, count, half)
+            store_word(exponent, exponents)
+            exponents += 4
+            for c in range(0, count, 16):
+                store_numbers(align_numbers(here + 2 * c, exponent, half), numbers + 2 * (t * dim + at + c))
 
 
 @part
-def scale_by_rows(
-    row: Any, stride: Any, tokens: Any, count: Any, half: Any, shares: Any, exponents: Any, scaled: Any
-) -> Any:
-    """scaled: shares times 2**7 and the exponents of their rows, relative to the one that is returned."""
+def score_rows(
+    numbers: Any,
+    dim: Any,
+    tokens: Any,
+    count: Any,
+    exponents: Any,
+    step: Any,
+    weights: Any,
+    scale: Any,
+    logits: Any,
+) -> None:
+    """Add to `tokens` logits those of rows of `dim` numbers, of which `count`, a multiple of 16, meet int16 weights.
+
+    exponents: that of the first row, the others `step` bytes apart. scale: shift and factor, see `scale_logit`.
+    """
+    shift, factor = scale
+    for t in range(tokens):
+        sums = splat(ZERO)
+        for c in range(0, count, 16):
+            sums = dot_halves(sums, numbers + 2 * (t * dim + c), weights + 2 * c)
+        high = keep_first(sums, np.int32(8), ZERO)
+        total = np.int64(np.int64(np.int64(add_lanes(high)) << 8) + np.int64(add_lanes(sums - high)))
+        logit = scale_logit(total, np.int64(shift) + np.int64(load_word(exponents + t * step)), factor)
+        store_word(add_logit(load_word(logits + 4 * t), logit), logits + 4 * t)
+
+
+@part
+def scale_by_rows(tokens: Any, shares: Any, exponents: Any, scaled: Any) -> Any:
+    """scaled: 64 shares times 2**7 and the exponents of their rows, relative to the one that is returned; 0 behind."""
     top = ZERO
     for t in range(tokens):
-        exponent = find_exponent(row + t * stride, count, half)
-        store_word(exponent, exponents + 4 * t)
-        top = max(top, exponent) if load_word(shares + 4 * t) else top
+        top = max(top, load_word(exponents + 4 * t)) if load_word(shares + 4 * t) else top
+    for t in range(0, 64, 16):
+        store_lanes(splat(ZERO), scaled + 4 * t)
     for t in range(tokens):
         down = np.int32(min(max(np.int32(top - load_word(exponents + 4 * t)), ZERO), np.int32(31)))
         share = np.int32(load_word(shares + 4 * t) << np.int32(7))
@@ -90,16 +116,13 @@ def scale_by_rows(
 
 
 @part
-def weigh_rows(
-    row: Any, stride: Any, tokens: Any, count: Any, half: Any, weights: Any, exponents: Any, high: Any, low: Any
-) -> None:
-    """high * 256 + low: `count` channels, a multiple of 16, of rows times their int16 weights."""
-    for c in range(0, count, 16):
+def weigh_rows(numbers: Any, tokens: Any, dim: Any, weights: Any, high: Any, low: Any) -> None:
+    """high * 256 + low: the channels of rows times their weights, int16 and not negative. Those behind are 0."""
+    for c in range(0, dim, 16):
         upper, lower = splat(ZERO), splat(ZERO)
-        for t in range(tokens):
-            numbers = align_numbers(row + t * stride + 2 * c, load_word(exponents + 4 * t), half)
-            product = numbers * np.int32(load_half(weights + 2 * t))
-            upper = upper + (product >> 8)
-            lower = lower + (product & 255)
+        for t in range(0, tokens, 2):
+            one, two = numbers + 2 * (t * dim + c), numbers + 2 * ((t + 1) * dim + c)
+            upper = weigh_pair(upper, one, two, weights + 2 * t, False)
+            lower = weigh_pair(lower, one, two, weights + 2 * t, True)
         store_lanes(upper, high + 4 * c)
         store_lanes(lower, low + 4 * c)

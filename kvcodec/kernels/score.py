@@ -19,8 +19,8 @@ from kvcodec.kernels._simd import (
 from kvcodec.kernels.dot import dot_tiles
 from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
 from kvcodec.kernels.forms import RAW_BITS
-from kvcodec.kernels.raw_rows import score_rows
-from kvcodec.kernels.softmax import add_logits, scale_logit
+from kvcodec.kernels.raw_rows import BIAS, score_rows
+from kvcodec.kernels.softmax import add_logit, add_logits, scale_logit
 
 POINT = np.int64(48)  # 16 bits behind a logit's point, and the 32 that its factor has
 
@@ -87,25 +87,24 @@ def scale_sums(
         )
         left = np.int64(shift + np.int64(scale >> np.int32(7)) - SCALE_BIAS + POINT)
         logit = scratch.logits + 4 * (first + lane)
-        store_word(np.int32(load_word(logit) + scale_logit(number, left, factor)), logit)
+        store_word(add_logit(load_word(logit), scale_logit(number, left, factor)), logit)
 
 
 @inline
 def score_strip(form: Any, head: Any, start: Any, tokens: Any, dim: Any, query: Any, scratch: Any, ahead: Any) -> None:
     """Add a stream's part of the logits of `tokens` tokens from `start` on.
 
-    head: address of the head's section of the record, or of its first row.
+    head: address of the head's section of the record; of raw rows, of their numbers (align_rows).
     """
     for at in range(0, dim, SEGMENT):
         count = min(np.int64(SEGMENT), dim - at)
         if form.bits == RAW_BITS:
             numbers = query.numbers + 4 * at
             exponent, _ = fold_numbers(numbers, count, query.width, scratch.weights)
-            left = query.shift + exponent + POINT
-            row, stride = head + start * form.row_stride + 2 * at, form.row_stride
-            score_rows(
-                row, stride, tokens, count, form.half, scratch.weights.halves, left, query.factor, scratch.logits
-            )
+            left = query.shift + exponent + POINT - BIAS[form.half]
+            step = (dim + SEGMENT - 1) // SEGMENT * 4
+            rows, exponents, halves = head + 2 * at, head + 128 * dim + at // SEGMENT * 4, scratch.weights.halves
+            score_rows(rows, dim, tokens, count, exponents, step, halves, (left, query.factor), scratch.logits)
         elif form.by_channel:
             score_by_channel(form, head, (start, tokens), (dim, at, count), query, scratch, ahead)
         else:

@@ -81,6 +81,12 @@ def scale_logit(number: Any, shift: Any, factor: Any) -> Any:
     return np.int32(min(max(logit, np.int64(-LIMIT)), np.int64(LIMIT)))
 
 
+@inline
+def add_logit(logit: Any, more: Any) -> Any:
+    """Sum of two logits, saturating at +-LIMIT."""
+    return np.int32(min(max(np.int32(logit + more), np.int32(-LIMIT)), LIMIT))
+
+
 @part
 def weigh_logits(logits: Any, count: Any, shares: Any, first: Any) -> Any:
     """Shares from number `first` on: 2**(logit - exponent) as Q16, and 0 around them. (exponent, sum of the shares).
@@ -164,6 +170,17 @@ def add_outputs(sums: Any, count: Any, zero: Any, room: Any, exponent: Any, stat
         for c in range(0, count, 8):
             number = (widen_lanes(sums + 4 * c) + zero) >> right
             store_longs(load_longs(at + 8 * c) + number, at + 8 * c)
+
+
+@inline
+def add_wide_outputs(high: Any, low: Any, dim: Any, exponent: Any, state: Any, outputs: Any) -> None:
+    """Add (high * 256 + low) * 2**exponent to all outputs: int32 both, their sum of at most 37 bits."""
+    raise_outputs(state, outputs, dim, np.int64(exponent + 38))
+    left = np.int64(OUTPUT_BITS - load_long(state + SCALE) + exponent)
+    up, down = max(left, np.int64(0)), min(max(np.int64(-left), np.int64(0)), np.int64(63))
+    for c in range(0, dim, 8):
+        number = (widen_lanes(high + 4 * c) << 8) + widen_lanes(low + 4 * c)
+        store_longs(load_longs(outputs + 8 * c) + ((number << up) >> down), outputs + 8 * c)
 
 
 @inline

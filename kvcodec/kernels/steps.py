@@ -1,10 +1,7 @@
 """Steps: the scale and the zero of each group, from the extremes of its numbers, and to and from the record.
 
 x = s * (code + z / parts). A group is `group` consecutive tokens of one channel, or `group` consecutive channels of
-one token; its *lane* is that channel or token.
-
-Inner loops that do not start at 0 count unsigned: of a start that might be negative numba makes an index that
-wraps around, which LLVM does not vectorise.
+one token; its *lane* is that channel or token. Steps of 16 lanes are chosen and kept together, as _quads.py has them.
 """
 
 from __future__ import annotations
@@ -14,14 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import jit
-from kvcodec.kernels.floats import widen_bfloat16, widen_float16
+from kvcodec.kernels._floats_simd import (
+    bits_of,
+    floats_of,
+    greater_float,
+    load_parted,
+    magnitude,
+    splat_float,
+    store_floats,
+    store_low_halves,
+)
+from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._quads import INVERSE, OFFSET, ROW, SCALE, SHIFT
+from kvcodec.kernels._simd import shift_unsigned, splat
 
 MAGIC = np.float32(12582912)  # 1.5 * 2**23: added, it rounds to nearest even into the low bits of the mantissa
 LEAST = np.float32(2.0**-126)
 LEAST_NORMAL = np.uint16(0x0080)  # LEAST as bfloat16: no scale is less
 INFINITE = np.uint16(0x7F80)
-SCALE, SHIFT, INVERSE, LO, HI = range(5)  # rows of the float32 scratch of the lanes; reading takes the first two
 
 
 class Grid(NamedTuple):
@@ -50,101 +57,33 @@ def make_grid(bits: int, parts: int) -> Grid:
 GRIDS = {2: make_grid(2, 16), 4: make_grid(4, 16), 8: make_grid(8, 2)}
 
 
-@jit
-def order_key(bits: Any) -> Any:
-    """uint16 whose unsigned order is the order of the floats; -0 sorts below 0."""
-    return np.uint16(bits ^ (np.uint16(0xFFFF) if bits > np.uint16(0x7FFF) else np.uint16(0x8000)))
-
-
-@jit
-def find_channel_extremes(rows: NDArray[np.uint16], first: Any, last: Any, head: Any, keys: NDArray[np.uint16]) -> None:
-    """keys[0] and keys[1]: order keys of the least and greatest of each channel among tokens first to last."""
-    dim = rows.shape[2]
-    for c in range(dim):
-        keys[0, c] = np.uint16(0xFFFF)
-        keys[1, c] = np.uint16(0)
-    for t in range(first, last):
-        for c in range(dim):
-            key = order_key(rows[t, head, c])
-            keys[0, c] = min(keys[0, c], key)
-            keys[1, c] = max(keys[1, c], key)
-
-
-@jit
-def find_token_extremes(
-    rows: NDArray[np.uint16], token: Any, tokens: Any, head: Any, first: Any, last: Any, keys: NDArray[np.uint16]
-) -> None:
-    """keys[0] and keys[1]: order keys of the least and greatest of each token among channels first to last."""
-    for t in range(tokens):
-        least = np.uint16(0xFFFF)
-        greatest = np.uint16(0)
-        for c in range(np.uint64(first), np.uint64(last)):
-            key = order_key(rows[token + t, head, c])
-            least = min(least, key)
-            greatest = max(greatest, key)
-        keys[0, t] = least
-        keys[1, t] = greatest
-
-
-@jit
-def widen_keys(keys: NDArray[np.uint16], lanes: Any, half: Any, floats: NDArray[np.float32]) -> None:
-    """LO and HI of each lane from its order keys."""
-    for k in range(2):
-        for c in range(lanes):
-            key = keys[k, c]
-            bits = np.uint16(key ^ (np.uint16(0x8000) if key > np.uint16(0x7FFF) else np.uint16(0xFFFF)))
-            floats[LO + k, c] = widen_float16(bits) if half else widen_bfloat16(bits)
-
-
-@jit
+@inline
 def choose_steps(
-    keys: NDArray[np.uint16], lanes: Any, half: Any, grid: Any, symmetric: Any, floats: NDArray[np.float32]
+    extremes: Any, half: Any, grid: Any, symmetric: Any, steps: Any, count: Any, scales: Any, zeros: Any
 ) -> None:
-    """From the extremes' keys of each lane: SCALE, INVERSE = 1 / scale, and SHIFT, subtracted before rounding.
+    """From the extremes of 16 lanes their steps, of which the first `count` are stored as scales and zeros.
 
-    SHIFT is the zero in steps, or 0 when symmetric: that zero is the constant -middle and joins after the rounding.
+    A zero is in steps in SHIFT, and 0 when symmetric: that zero is the constant -middle and joins after the rounding.
+    Scales are bfloat16 bits; zeros, int16, parts of a step, and not stored when symmetric.
     """
-    widen_keys(keys, lanes, half, floats)
-    for c in range(lanes):
-        lo, hi = floats[LO, c], floats[HI, c]
-        span = np.float32(np.float32(hi * grid.span) - np.float32(lo * grid.span))  # hi - lo could overflow
-        asymmetric = max(span, np.float32(abs(lo) * grid.reach))
-        chosen = np.float32(max(abs(lo), abs(hi)) * grid.side) if symmetric else asymmetric
-        up = np.uint32(np.uint32(np.float32(max(chosen, LEAST)).view(np.uint32)) + np.uint32(0xFFFF))
-        scale = np.uint32(up & np.uint32(0xFFFF0000)).view(np.float32)
-        inverse = np.float32(np.float32(1) / scale)
-        parts = np.float32(np.float32(np.float32(lo * inverse) * grid.parts) + MAGIC)
-        zero = np.float32(np.float32(parts - MAGIC) * grid.part)
-        floats[SCALE, c] = scale
-        floats[INVERSE, c] = inverse
-        floats[SHIFT, c] = np.float32(0) if symmetric else zero
-
-
-@jit
-def store_steps(
-    floats: NDArray[np.float32], lanes: Any, grid: Any, symmetric: Any, metadata: Any, head: Any, start: Any, zero: Any
-) -> None:
-    """Scales as bfloat16 bits from `start` on; zeros, none when symmetric, in parts of a step from `zero` on."""
-    scales, zeros = metadata
-    for c in range(np.uint64(lanes)):
-        bits = np.uint32(np.uint32(np.float32(floats[SCALE, c]).view(np.uint32)) >> np.uint32(16))
-        scales[head, np.uint64(start) + c] = np.uint16(bits)
+    lo, hi = load_parted(extremes, half), load_parted(extremes + ROW, half)
+    if symmetric:
+        chosen = greater_float(magnitude(lo), magnitude(hi)) * splat_float(grid.side)
+    else:
+        span = hi * splat_float(grid.span) - lo * splat_float(grid.span)  # hi - lo could overflow
+        chosen = greater_float(span, magnitude(lo) * splat_float(grid.reach))
+    up = (bits_of(greater_float(chosen, splat_float(LEAST))) + 0xFFFF) & -0x10000
+    scale = floats_of(up)
+    inverse = splat_float(np.float32(1)) / scale
+    store_low_halves(shift_unsigned(up, splat(np.int32(16))), np.int32(count), scales)
+    store_floats(scale, steps + ROW * SCALE)
+    store_floats(inverse, steps + ROW * INVERSE)
     if not symmetric:
-        for c in range(np.uint64(lanes)):
-            zeros[head, np.uint64(zero) + c] = np.int16(np.float32(floats[SHIFT, c] * grid.parts))
-
-
-@jit
-def load_steps(
-    metadata: Any, head: Any, start: Any, zero: Any, lanes: Any, grid: Any, symmetric: Any, floats: NDArray[np.float32]
-) -> None:
-    """SCALE of each lane from scales[head, start:]; SHIFT, its zero in steps, from zeros[head, zero:] or symmetric."""
-    scales, zeros = metadata
-    for c in range(np.uint64(lanes)):
-        floats[SCALE, c] = widen_bfloat16(scales[head, np.uint64(start) + c])
-    for c in range(np.uint64(lanes)):
-        stored = np.float32(np.float32(zeros[head, np.uint64(zero) + c]) * grid.part)
-        floats[SHIFT, c] = np.float32(-grid.middle) if symmetric else stored
+        parts = lo * inverse * splat_float(grid.parts) + splat_float(MAGIC)
+        zero = (parts - splat_float(MAGIC)) * splat_float(grid.part)
+        store_low_halves(bits_of(parts), np.int32(count), zeros)
+        store_floats(zero, steps + ROW * SHIFT)
+        store_floats(zero * scale, steps + ROW * OFFSET)
 
 
 @jit

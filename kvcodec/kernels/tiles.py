@@ -1,128 +1,81 @@
 """Tiles: codes of 2, 4 or 8 bits in rows of 64 bytes, 16 lanes of 4 bytes, as formats/grouped-integers.md has them.
 
-Byte j of a lane holds 8 / bits codes, four places apart: code j + 4 k from bit k * bits on. So the words of four
-codes, one byte each, that make up a lane are shifted by k * bits and joined, whatever the bits are.
-
-Indices are unsigned where LLVM has to vectorise: of a signed sum, which might be negative, numba makes an index
-that wraps around.
+Byte j of a lane holds 8 / bits codes, four places apart: code j + 4 k from bit k * bits on. Tiles are coded 4 tokens
+and 16 channels at a time; where there are fewer, rows are padded in the work space, and the codes of the padding
+cleared.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import jit
+from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._simd import load_half, load_word, store_half, store_word
 
-TWO, FOUR, SIX, BYTE, HALF = np.uint32(2), np.uint32(4), np.uint32(6), np.uint32(8), np.uint32(16)
-PAIRS, NIBBLES = np.uint32(0x03030303), np.uint32(0x0F0F0F0F)
-
-
-@jit
-def pack_token_tiles(words: NDArray[np.uint32], bits: Any, tiles: NDArray[np.uint32], head: Any, start: Any) -> None:
-    """Token-lane tiles into tiles[head, start:] from words of 4 codes, (padded tokens, padded dim / 4)."""
-    tokens, columns = words.shape
-    at = np.uint64(start)
-    for tile in range(tokens // 16):
-        for r in range(columns * bits // 8):
-            if bits == 8:
-                for t in range(16):
-                    tiles[head, at + np.uint64(t)] = words[tile * 16 + t, r]
-            elif bits == 4:
-                for t in range(16):
-                    low, high = words[tile * 16 + t, 2 * r], words[tile * 16 + t, 2 * r + 1]
-                    tiles[head, at + np.uint64(t)] = np.uint32(low | np.uint32(high << FOUR))
-            else:
-                for t in range(16):
-                    low, next_ = words[tile * 16 + t, 4 * r], words[tile * 16 + t, 4 * r + 1]
-                    low = np.uint32(low | np.uint32(next_ << TWO))
-                    high, next_ = words[tile * 16 + t, 4 * r + 2], words[tile * 16 + t, 4 * r + 3]
-                    high = np.uint32(high | np.uint32(next_ << TWO))
-                    tiles[head, at + np.uint64(t)] = np.uint32(low | np.uint32(high << FOUR))
-            at = np.uint64(at + np.uint64(16))
+ROW = 64  # bytes
 
 
-@jit
-def unpack_token_tiles(tiles: NDArray[np.uint32], head: Any, start: Any, bits: Any, words: NDArray[np.uint32]) -> None:
-    """Words of 4 codes, (padded tokens, padded dim / 4), from the token-lane tiles in tiles[head, start:]."""
-    tokens, columns = words.shape
-    at = np.uint64(start)
-    for tile in range(tokens // 16):
-        for r in range(columns * bits // 8):
-            if bits == 8:
-                for t in range(16):
-                    words[tile * 16 + t, r] = tiles[head, at + np.uint64(t)]
-            elif bits == 4:
-                for t in range(16):
-                    lane = np.uint32(tiles[head, at + np.uint64(t)])
-                    words[tile * 16 + t, 2 * r] = np.uint32(lane & NIBBLES)
-                    words[tile * 16 + t, 2 * r + 1] = np.uint32(np.uint32(lane >> FOUR) & NIBBLES)
-            else:
-                for t in range(16):
-                    lane = np.uint32(tiles[head, at + np.uint64(t)])
-                    words[tile * 16 + t, 4 * r] = np.uint32(lane & PAIRS)
-                    words[tile * 16 + t, 4 * r + 1] = np.uint32(np.uint32(lane >> TWO) & PAIRS)
-                    words[tile * 16 + t, 4 * r + 2] = np.uint32(np.uint32(lane >> FOUR) & PAIRS)
-                    words[tile * 16 + t, 4 * r + 3] = np.uint32(np.uint32(lane >> SIX) & PAIRS)
-            at = np.uint64(at + np.uint64(16))
+class Head(NamedTuple):
+    """One head of a record: `tokens` rows of `dim` channels, coded with `bits`, by groups of `group`.
+
+    columns: scales of one row of them. heads, total: of a record, and bytes of one head in it; scales, zeros: bytes
+    of these.
+    """
+
+    tokens: int
+    dim: int
+    bits: int
+    group: int
+    per_channel: bool
+    symmetric: bool
+    channel_lane: bool
+    columns: int
+    heads: int
+    scales: int
+    zeros: int
+    total: int
 
 
-@jit
-def join_planes(codes: NDArray[np.uint8], first: Any, bits: Any, lanes: NDArray[np.uint32]) -> None:
-    """lanes: for each channel, the 4 bytes of the codes of 32 / bits tokens from `first`."""
-    dim = codes.shape[1]
-    for c in range(dim):
-        lanes[c] = np.uint32(0)
-    for k in range(8 // bits):
-        shift = np.uint32(k * bits)
-        t = first + 4 * k
-        for c in range(dim):
-            low = np.uint32(np.uint32(codes[t, c]) | np.uint32(np.uint32(codes[t + 1, c]) << BYTE))
-            high = np.uint32(np.uint32(codes[t + 2, c]) | np.uint32(np.uint32(codes[t + 3, c]) << BYTE))
-            lanes[c] |= np.uint32(np.uint32(low | np.uint32(high << HALF)) << shift)
+@part
+def copy_rows(source: Any, step: Any, rows: Any, stride: Any, count: Any, size: Any) -> None:
+    """Copy `count` rows of `size` bytes, an even number."""
+    for t in range(count):
+        for n in range(0, size, 2):
+            store_half(load_half(source + t * step + n), rows + t * stride + n)
 
 
-@jit
-def part_planes(lanes: NDArray[np.uint32], bits: Any, first: Any, codes: NDArray[np.uint8]) -> None:
-    """The inverse of join_planes."""
-    mask = np.uint32((1 << bits) - 1)
-    for k in range(8 // bits):
-        for j in range(4):
-            shift = np.uint32(k * bits + 8 * j)
-            t = first + 4 * k + j
-            for c in range(codes.shape[1]):
-                codes[t, c] = np.uint8(np.uint32(lanes[c] >> shift) & mask)
+@inline
+def place_tile(tiles: Any, head: Any, token: Any, channel: Any) -> Any:
+    """Address of the codes of 16 tokens and 16 channels from these on, multiples of 16.
+
+    In token-lane tiles it is of the first of their rows, in channel-lane tiles of the one that the first token is in.
+    """
+    width, bits = (head.dim + 15) & -16, head.bits
+    if head.channel_lane:
+        block = tiles + (token >> 6) * (width * 8 * bits) + (channel >> 4) * (128 * bits)
+        return block + ((token & 63) * bits >> 5 << 6)
+    return tiles + (token >> 4) * (width * 2 * bits) + (channel * bits >> 5 << 6)
 
 
-@jit
-def pack_channel_tiles(
-    codes: NDArray[np.uint8], bits: Any, lanes: NDArray[np.uint32], tiles: NDArray[np.uint32], head: Any, start: Any
-) -> None:
-    """Channel-lane tiles into tiles[head, start:] from codes (padded tokens, padded dim). lanes: scratch (dim,)."""
-    tokens, dim = codes.shape
-    span = 32 // bits
-    for first in range(0, tokens, span):
-        join_planes(codes, first, bits, lanes)
-        at = np.uint64(start + first // 64 * (dim * 2 * bits) + first % 64 // span * 16)
-        for channel in range(np.uint64(0), np.uint64(dim), np.uint64(16)):
-            for c in range(np.uint64(16)):
-                tiles[head, at + c] = lanes[channel + c]
-            at = np.uint64(at + np.uint64(32 * bits))
+@part
+def pad_rows(row: Any, stride: Any, tokens: Any, dim: Any, padded: Any) -> None:
+    """Rows of 16-bit floats padded to 4 tokens and 16 channels: the last ones again, which changes no extreme."""
+    width = (dim + 15) & -16
+    for t in range((tokens + 3) & -4):
+        source = row + min(t, tokens - 1) * stride
+        for c in range(width):
+            store_half(load_half(source + 2 * min(c, dim - 1)), padded + 2 * (t * width + c))
 
 
-@jit
-def unpack_channel_tiles(
-    tiles: NDArray[np.uint32], head: Any, start: Any, bits: Any, lanes: NDArray[np.uint32], codes: NDArray[np.uint8]
-) -> None:
-    """Codes (padded tokens, padded dim) from the channel-lane tiles in tiles[head, start:]. lanes: scratch (dim,)."""
-    tokens, dim = codes.shape
-    span = 32 // bits
-    for first in range(0, tokens, span):
-        at = np.uint64(start + first // 64 * (dim * 2 * bits) + first % 64 // span * 16)
-        for channel in range(np.uint64(0), np.uint64(dim), np.uint64(16)):
-            for c in range(np.uint64(16)):
-                lanes[channel + c] = tiles[head, at + c]
-            at = np.uint64(at + np.uint64(32 * bits))
-        part_planes(lanes, bits, first, codes)
+@part
+def clear_padding(tiles: Any, head: Any) -> None:
+    """Set the codes to 0 with which pad_rows has padded a head."""
+    width, mask = (head.dim + 15) & -16, np.int64((1 << head.bits) - 1)
+    for t in range((head.tokens + 3) & -4):
+        for c in range(0 if t >= head.tokens else head.dim, width):
+            lane, code = (c & 15, t & 15) if head.channel_lane else (t & 15, c & 15)
+            at = place_tile(tiles, head, t & -16, c & -16) + ROW * (code * head.bits >> 5) + 4 * lane
+            shift = 8 * (code & 3) + ((code >> 2) * head.bits & 7)
+            store_word(np.int32(load_word(at) & np.int32(~(mask << shift))), at)

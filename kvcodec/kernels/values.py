@@ -12,15 +12,13 @@ from kvcodec.kernels._simd import (
     load_half,
     load_long,
     load_word,
-    splat,
-    store_lanes,
     store_long,
 )
 from kvcodec.kernels.dot import dot_tiles, weigh_tokens
 from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
 from kvcodec.kernels.forms import RAW_BITS, SCALE, Weights
 from kvcodec.kernels.raw_rows import BIAS, scale_by_rows, weigh_rows
-from kvcodec.kernels.softmax import OUTPUT_BITS, add_outputs, raise_outputs
+from kvcodec.kernels.softmax import OUTPUT_BITS, add_outputs, add_wide_outputs, raise_outputs
 
 POINT = np.int64(16)  # bits behind the point of a share
 
@@ -116,28 +114,23 @@ def scale_sum(form: Any, scales: Any, channel: Any, total: Any, sums: Any) -> An
 
 
 @part
-def value_rows(form: Any, head: Any, run: Any, first: Any, dim: Any, exponent: Any, scratch: Any, sink: Any) -> None:
-    """Raw values."""
+def value_rows(
+    form: Any, numbers: Any, tokens: Any, first: Any, dim: Any, exponent: Any, scratch: Any, sink: Any
+) -> None:
+    """Raw values: their numbers (align_rows)."""
     state, outputs = sink
-    start, tokens = run
-    row, stride, half = head + start * form.row_stride, form.row_stride, form.half
-    scaled = scratch.scaled
-    for t in range(0, 64, 16):
-        store_lanes(splat(np.int32(0)), scaled + 4 * t)
-    power = scale_by_rows(row, stride, tokens, dim, half, scratch.shares + 4 * first, scratch.exponents, scaled)
-    power += fold_numbers(scaled, 64, 16, scratch.weights)[0]
-    weights, exponents = scratch.weights.halves, scratch.exponents
-    weigh_rows(row, stride, tokens, dim, half, weights, exponents, scratch.sums, scratch.others)
-    unit = np.int64(exponent + power - BIAS[half] - 7 - POINT)
-    add_outputs(scratch.sums, dim, np.int64(0), 29, unit + 8, state, (outputs, dim), outputs)
-    add_outputs(scratch.others, dim, np.int64(0), 15, unit, state, (outputs, dim), outputs)
+    power = scale_by_rows(tokens, scratch.shares + 4 * first, numbers + 128 * dim, scratch.scaled)
+    power += fold_numbers(scratch.scaled, 64, 16, scratch.weights)[0]
+    weigh_rows(numbers, tokens, dim, scratch.weights.halves, scratch.sums, scratch.others)
+    unit = np.int64(exponent + power - BIAS[form.half] - 7 - POINT)
+    add_wide_outputs(scratch.sums, scratch.others, dim, unit, state, outputs)
 
 
 @inline
 def value_strip(
     form: Any, head: Any, run: Any, stream: Any, exponent: Any, scratch: Any, sink: Any, ahead: Any
 ) -> None:
-    """Add the strip's values, each times its share of 2**exponent, to a state's outputs.
+    """Add the strip's values, each times its share of 2**exponent, to a state's outputs. head: as of score_strip.
 
     run: first token in the record, and how many; scratch.shares begin with the 16 tokens that hold the first one.
     stream: its channels, and whether its tiles are token-lane. sink: a state and its outputs.
@@ -146,7 +139,7 @@ def value_strip(
     first = start & ~15
     span = first, (start + tokens + 15) & ~15
     if form.bits == RAW_BITS:
-        value_rows(form, head, run, start - first, stream[0], exponent, scratch, sink)
+        value_rows(form, head, tokens, start - first, stream[0], exponent, scratch, sink)
     elif form.by_channel:
         value_by_channel(form, head, span, stream, exponent, scratch, sink, ahead)
     else:

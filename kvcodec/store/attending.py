@@ -14,7 +14,7 @@ from kvcodec.attention.run import Map, StreamUse, Task, attend
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, cut_strips, tile_ranges
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import StreamId
+from kvcodec.layout import TILE_LANES, StreamId
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.rows import take_tokens
 
@@ -23,17 +23,21 @@ Ranges = npt.NDArray[np.int64]
 
 class Asked(NamedTuple):
     """Tokens that a query is to see: ranges (m, 2), ascending; chosen: they are single tokens, (n,) ascending, each of
-    which stands for the tile that holds it.
+    which stands for the tile that holds it, as far as the layer has that.
     """
 
     ranges: Ranges
+    held: range
     chosen: npt.NDArray[np.int64] | None = None
 
     @property
     def bounds(self) -> tuple[int, int]:
         """The first token and the one behind the last; equal if there is none."""
-        if self.chosen is not None:
-            return (int(self.chosen[0]), int(self.chosen[-1]) + 1) if len(self.chosen) else (0, 0)
+        if self.chosen is not None and not len(self.chosen):
+            return 0, 0
+        if self.chosen is not None:  # and what their tiles may have beyond
+            first, end = int(self.chosen[0]) - TILE_LANES + 1, int(self.chosen[-1]) + TILE_LANES
+            return max(self.held.start, first), min(self.held.stop, end)
         return (int(self.ranges[0, 0]), int(self.ranges[-1, 1])) if len(self.ranges) else (0, 0)
 
 
@@ -47,8 +51,9 @@ def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:
         held = range(max(held.start, held.stop - window), held.stop)
     if tokens is None or (isinstance(tokens, slice) and tokens.step in (None, 1)):
         index = held if tokens is None else take_tokens(tokens, held)
-        return Asked(np.array([[index[0], index[-1] + 1]] if len(index) else np.empty((0, 2)), np.int64).reshape(-1, 2))
-    return Asked(np.empty((0, 2), np.int64), np.unique(take_tokens(tokens, held)))
+        ranges = [[index[0], index[-1] + 1]] if len(index) else np.empty((0, 2))
+        return Asked(np.array(ranges, np.int64).reshape(-1, 2), held)
+    return Asked(np.empty((0, 2), np.int64), held, np.unique(take_tokens(tokens, held)))
 
 
 def uses_of(layer: Layer) -> tuple[tuple[Stream, ...], tuple[StreamUse, ...]]:
@@ -101,8 +106,9 @@ def attend_places(
     strips = []
     for n, (found, asked) in enumerate(places):
         spans = [one.spans for one in found]
-        ranges = asked.ranges if asked.chosen is None else tile_ranges(spans[0], asked.chosen)
         try:
+            ranges = asked.ranges if asked.chosen is None else tile_ranges(spans[0], asked.chosen)
+            ranges = ranges.clip(asked.held.start, asked.held.stop)
             strips.append(cut_strips(spans, ranges))
         except LookupError:
             raise LookupError(n) from None

@@ -37,8 +37,8 @@ from kvcodec.store.identity import mismatch
 from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
 from kvcodec.store.policy import SequenceInfo, check_name
-from kvcodec.store.records import RAW
 from kvcodec.store.readable import Readable
+from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
 

@@ -1,0 +1,287 @@
+"""Attention problems from seeds: records as attention finds them, what kernels make of them, and what twins do."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from tests import attention_whole
+from tests.attention_twin import PART_BITS, quantize_queries
+from tests.attention_whole import Piece, Query, Record, lay_head
+
+SUBNORMAL, NORMAL, EXTREME = "subnormal", "normal", "extreme"
+
+
+class Kind(NamedTuple):
+    """How a stream is coded. bits: 16 is raw rows, of float16 with `half`. style: of scales and zeros, or of rows."""
+
+    bits: int
+    by_channel: bool = False
+    group: int = 64
+    symmetric: bool = False
+    half: bool = False
+    style: str = NORMAL
+
+
+class Problem(NamedTuple):
+    """heads: for each stream its pieces, one list a KV head; uses: (channels, scored, valued, token-lane) of each.
+
+    q: float64 (query heads, channels of the scored streams).
+    """
+
+    heads: list[list[list[Piece]]]
+    uses: list[tuple[int, bool, bool, bool]]
+    ranges: list[tuple[int, int]]
+    q: np.ndarray
+    scale: float
+    width: int
+
+
+def pad(n, to):
+    return -(-n // to) * to
+
+
+def make_table(rng, shape, kind):
+    """(scales, zeros): bfloat16 bits, and parts."""
+    exponents = {NORMAL: (119, 126), SUBNORMAL: (1, 3), EXTREME: (1, 255)}[kind.style]
+    scales = rng.integers(*exponents, shape) << 7 | rng.integers(0, 128, shape)
+    if kind.style == EXTREME:
+        scales = np.where(rng.random(shape) < 0.3, rng.choice([0x0080, 0x7F7F], shape), scales)
+    if kind.symmetric:
+        return scales, None
+    middle = -(2 ** (kind.bits - 1)) << PART_BITS[kind.bits]
+    zeros = rng.integers(2 * middle, -middle, shape)
+    if kind.style == EXTREME:
+        zeros = np.where(rng.random(shape) < 0.5, rng.choice([-32768, -32767, 32767], shape), zeros)
+    return scales, zeros
+
+
+def make_rows(rng, shape, kind):
+    """Bits of finite 16-bit floats."""
+    fraction = 10 if kind.half else 7
+    if kind.style == NORMAL:
+        rows = rng.standard_normal(shape).astype(np.float16 if kind.half else ml_dtypes.bfloat16).view(np.uint16)
+    else:
+        most = 1 << fraction if kind.style == SUBNORMAL else (31 if kind.half else 255) << fraction
+        rows = (rng.integers(0, most, shape) | rng.choice([0, 0x8000], shape)).astype(np.uint16)
+    return np.where(rng.random(shape) < 0.1, 0, rows).astype(np.int64)
+
+
+def make_record(rng, kind, tokens, dim, channel_lane):
+    """One head of a record; what is padding is zero."""
+    wide = pad(dim, 16)
+    if kind.bits == 16:
+        rows = np.zeros((tokens, wide), np.int64)
+        rows[:, :dim] = make_rows(rng, (tokens, dim), kind)
+        return Record(16, rows, half=kind.half)
+    long = pad(tokens, 64 if channel_lane else 16)
+    codes = np.zeros((long, wide), np.int64)
+    codes[:tokens, :dim] = rng.integers(0, 1 << kind.bits, (tokens, dim))
+    if kind.style == EXTREME and rng.random() < 0.5:
+        codes[:tokens, :dim] = (1 << kind.bits) - 1
+    shape = (-(-tokens // kind.group), wide) if kind.by_channel else (-(-dim // kind.group), long)
+    scales, zeros = make_table(rng, shape, kind)
+    lanes = dim if kind.by_channel else tokens
+    scales[:, lanes:] = 0
+    if zeros is not None:
+        zeros[:, lanes:] = 0
+    return Record(kind.bits, codes, kind.by_channel, kind.group, scales, zeros)
+
+
+def make_pieces(rng, kinds, sizes, dim, heads, channel_lane):
+    """Pieces of a stream for each head: of sizes[n] tokens, of kind n each, from any token of a record on."""
+    pieces, first = [[] for _ in range(heads)], 0
+    for kind, size in zip(kinds, sizes, strict=True):
+        start = int(rng.choice([0, 0, rng.integers(0, 100)]))
+        tokens = start + size + int(rng.integers(0, 20))
+        for own in pieces:
+            own.append(Piece(first, first + size, make_record(rng, kind, tokens, dim, channel_lane), start))
+        first += size
+    return pieces
+
+
+def widen(record):
+    """Numbers of a record's head, float64."""
+    if record.bits == 16:
+        dtype = np.float16 if record.half else ml_dtypes.bfloat16
+        return record.codes.astype(np.uint16).view(dtype).astype(np.float64)
+    tokens, dim = record.codes.shape
+    scales = (record.scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    middle = -(2 ** (record.bits - 1)) << PART_BITS[record.bits]
+    zeros = np.full(scales.shape, middle) if record.zeros is None else record.zeros
+    spread = [np.repeat(table, record.group, axis=0) for table in (scales, zeros / 2.0 ** PART_BITS[record.bits])]
+    scale, zero = (t[:tokens] if record.by_channel else t[:dim].T for t in spread)
+    return scale[:tokens, :dim] * (record.codes + zero[:tokens, :dim])
+
+
+def tokens_of(pieces, dim):
+    """Numbers of a stream's tokens, (tokens, dim) float64."""
+    return np.concatenate([widen(p.record)[p.start : p.start + p.end - p.first, :dim] for p in pieces])
+
+
+def choose_scale(problem, spread):
+    """A logit scale that gives logits of this standard deviation, in nats."""
+    scored = [n for n, use in enumerate(problem.uses) if use[1]]
+    keys = np.concatenate([tokens_of(problem.heads[n][0], problem.uses[n][0]) for n in scored], axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        deviation = float((keys @ problem.q[0]).std())
+    return max(spread / deviation if np.isfinite(deviation) and deviation > 0 else spread, 1e-300)
+
+
+def make_problem(
+    seed, kinds, sizes, dims=(16, 16), *, kv_heads=1, per_head=1, width=16, spread=2.0, latent=False, q_style=NORMAL
+):
+    """kinds, sizes: of each stream its pieces. latent: the second stream is scored too, its tiles are token-lane."""
+    rng = np.random.default_rng(seed)
+    uses = [(dims[0], True, False, True), (dims[1], latent, True, latent)]
+    heads = [
+        make_pieces(rng, kinds[n], sizes[n], dims[n], kv_heads, channel_lane=not uses[n][3]) for n in range(len(dims))
+    ]
+    q = rng.standard_normal((kv_heads * per_head, sum(dims) if latent else dims[0]))
+    if q_style == EXTREME:
+        q[:, rng.integers(0, q.shape[1])] *= 1e6
+        q[0, rng.integers(0, q.shape[1])] = 0
+    tokens = sum(sizes[0])
+    cuts = np.unique(rng.integers(0, tokens + 1, 4)).tolist()
+    ranges = [(0, tokens)] if seed % 2 else [*zip(cuts[:-1:2], cuts[1::2], strict=False)]
+    problem = Problem(heads, uses, ranges, q, 1.0, width)
+    return problem._replace(scale=choose_scale(problem, spread))
+
+
+def solve(problem):
+    """[[exponent, sum, exponent], outputs] of each query head, by the twins."""
+    scored = [dim for dim, scored, _, _ in problem.uses if scored]
+    states = []
+    for h, q in enumerate(problem.q):
+        query = Query(*quantize_queries(q, scored, problem.scale), problem.width)
+        streams = [stream[h * len(stream) // len(problem.q)] for stream in problem.heads]
+        uses = [(scored, valued) for _, scored, valued, _ in problem.uses]
+        states.append(attention_whole.attend(streams, uses, problem.ranges, query))
+    return [[state.integers[0], state.outputs[: problem.uses[-1][0]]] for state in states]
+
+
+# -- the same through kvcodec ----------------------------------------------------------------------------------------
+
+
+def hold(body, n):
+    """An array of a record's bytes, whose address is aligned to nothing."""
+    return np.frombuffer(bytearray(b"\xff" * (n % 7 + 1) + body + bytes(64)), np.uint8)[n % 7 + 1 :]
+
+
+def hold_at_an_edge(body, n):
+    """An array of a record's bytes between pages that cannot be read: right at the first of them, or at the last."""
+    page = mmap.PAGESIZE
+    size = pad(len(body), page)
+    memory = mmap.mmap(-1, size + 2 * page)
+    array = np.frombuffer(memory, np.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for edge in (0, page + size):
+        assert protect(ctypes.c_void_p(array.ctypes.data + edge), ctypes.c_size_t(page), 0) == 0
+    begin = page if n % 2 else page + size - len(body)
+    array[begin : begin + len(body)] = np.frombuffer(body, np.uint8)
+    return array[begin : begin + len(body)]
+
+
+def lay(pieces, use, forms, kept, hold_):
+    """Spans of a stream, whose bytes are laid into memory."""
+    from kvcodec.attention.strips import Spans, grouped_form, raw_form
+    from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
+    from kvcodec.spec import CodecSpec
+
+    rows = []
+    for same in zip(*pieces, strict=True):
+        record, (tokens, wide) = same[0].record, same[0].record.codes.shape
+        if record.bits == 16:
+            body = np.stack([p.record.codes for p in same], axis=1).astype("<u2").tobytes()  # token by token
+            form = raw_form(2 * wide, 2 * wide * len(same), DtypeId.FLOAT16 if record.half else DtypeId.BFLOAT16)
+        else:
+            codec = {8: CodecId.INT8, 4: CodecId.INT4, 2: CodecId.INT2}[record.bits]
+            axis = Axis.CHANNEL if record.by_channel else Axis.TOKEN
+            spec = CodecSpec(codec, axis, record.group, record.zeros is None)
+            count = record.scales.shape[0] * record.group if record.by_channel else tokens
+            body = b"".join(lay_head(p.record, not use[3]) for p in same)
+            form = grouped_form(spec, StreamId.K if use[3] else StreamId.V, min(count, tokens), use[0])
+            assert form.head_stride * len(same) == len(body)
+        kept.append(hold_(body, len(kept)))
+        forms.append(form)
+        rows.append((same[0].first, same[0].end, kept[-1].ctypes.data, len(forms) - 1, same[0].start))
+    columns = np.array(rows, np.int64).T if rows else np.empty((5, 0), np.int64)
+    return Spans(*map(np.ascontiguousarray, columns))
+
+
+def run(problem, threads=1, hold_=hold):
+    """What `solve` gives, and the states, by kvcodec."""
+    from kvcodec.attention.query import quantize_queries as quantize
+    from kvcodec.attention.run import StreamUse, Task, attend
+    from kvcodec.attention.strips import cut_strips
+
+    forms: list[Any] = []
+    kept: list[Any] = []
+    spans = [lay(pieces, use, forms, kept, hold_) for pieces, use in zip(problem.heads, problem.uses, strict=True)]
+    strips = cut_strips(spans, np.array(problem.ranges, np.int64).reshape(-1, 2))
+    queries = quantize(problem.q[None], tuple(dim for dim, scored, _, _ in problem.uses if scored), problem.scale)
+    uses = tuple(StreamUse(*use) for use in problem.uses)
+    (state,) = attend(Task(queries, [strips], uses, forms, len(problem.heads[0]), problem.width), threads=threads)
+    return [[s, o] for s, o in zip(state.states.tolist(), state.outputs.tolist(), strict=True)], state
+
+
+def score(problem):
+    """Logits of each query head, of the first stream alone: by kvcodec and by the twin."""
+    from kvcodec.attention.query import quantize_queries as quantize
+    from kvcodec.attention.strips import cut_strips
+    from kvcodec.kernels.attend import score_strips
+    from kvcodec.kernels.forms import scratch_bytes
+
+    (dim, *_), forms, kept = problem.uses[0], [], []
+    spans = lay(problem.heads[0], problem.uses[0], forms, kept, hold)
+    strips = cut_strips([spans], np.array(problem.ranges, np.int64).reshape(-1, 2))
+    numbers, shifts, factors = (a[0] for a in quantize(problem.q[None, :, :dim], (dim,), problem.scale))
+    tables = np.array(forms, np.int64), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
+    per_head, widest = len(problem.q) // len(problem.heads[0]), pad(dim, 16)
+    memory = np.empty(scratch_bytes(widest, 1), np.uint8)
+    logits = np.empty((len(problem.q), strips[:, 0].sum()), np.int32)
+    score_strips(strips, *tables, numbers, shifts, factors, problem.width, per_head, widest, memory, logits)
+    wanted = []
+    for h, q in enumerate(problem.q[:, :dim]):
+        query = Query(*quantize_queries(q, [dim], problem.scale), problem.width)
+        wanted.append(attention_whole.score_strips([problem.heads[0][h // per_head]], problem.ranges, query))
+    return logits.tolist(), wanted
+
+
+# -- a set of problems for every SIMD level --------------------------------------------------------------------------
+
+CODED = [
+    Kind(bits, by, group, sym) for bits in (8, 4, 2) for by in (True, False) for group, sym in ((16, False), (64, True))
+]
+RAW = [Kind(16), Kind(16, half=True), Kind(16, style=EXTREME), Kind(16, half=True, style=SUBNORMAL)]
+
+
+def small_problems():
+    """One problem for every kind as keys, as values and as latent ones, short enough to be interpreted."""
+    for n, kind in enumerate(CODED + RAW):
+        other = (CODED + RAW)[(5 * n + 3) % 16]
+        width, dims = (16, 8)[n % 3 == 2], [(16, 16), (40, 24), (1, 16)][n % 3]
+        sizes = [[70, 9], [20, 59]]
+        yield make_problem(n, [[kind, other], [other, kind]], sizes, dims, kv_heads=1 + n % 2, per_head=1, width=width)
+        if n % 4 == 1:
+            yield make_problem(n, [[kind], [other]], [[40], [40]], (16, 32), per_head=2, width=width, latent=True)
+
+
+def hash_problems():
+    """A hash of all integers that kernels make of small_problems."""
+    digest = hashlib.sha256()
+    for problem in small_problems():
+        digest.update(json.dumps(run(problem)[0]).encode())
+    return digest.hexdigest()
+
+
+def read_at_edges():
+    """Solve small_problems where each record lies at the edge of what can be read."""
+    for problem in small_problems():
+        assert run(problem, hold_=hold_at_an_edge)[0] == run(problem)[0]

@@ -1,0 +1,254 @@
+"""Naive twins of the parts of the attention kernels, under the kernels' names. Nothing here imports kvcodec.
+
+Numbers are Python's, without bounds, or int64 where every sum fits one; where a kernel drops bits, rounds, saturates or
+wraps, it is written out. docs/attention.md says it in words, tests/attention_whole.py puts the parts together.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+LIMIT = 2**29
+MASKED = -(2**30)
+EMPTY = -(2**40)
+PART_BITS = {2: 4, 4: 4, 8: 1}
+FRACTION = {False: 7, True: 10}
+BIAS = {False: 141, True: 29}
+
+
+class State:
+    """What strips leave of a query head."""
+
+    def __init__(self, dim):
+        self.top, self.total, self.scale = EMPTY, 0, EMPTY
+        self.outputs = [0] * dim
+
+    @property
+    def integers(self):
+        return [self.top, self.total, self.scale], self.outputs
+
+
+def clamp(number, least, most):
+    return min(max(number, least), most)
+
+
+def signed(number, bits):
+    """A number modulo 2**bits, as a signed one."""
+    return (number + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
+def shift_left(number, by):
+    """number * 2**by, rounded down."""
+    return number << by if by >= 0 else number >> -by
+
+
+def round_half(number, by):
+    """number / 2**by to the nearest integer, halves up."""
+    return (number + (1 << by >> 1)) >> by
+
+
+def mantissa(scale):
+    return scale % 128 + 128
+
+
+# -- queries ---------------------------------------------------------------------------------------------------------
+
+
+def quantize_queries(q, dims, scale):
+    """(numbers, shift, factor) of one query head: float64 channels of streams of `dims`, one behind the other."""
+    greatest = max(abs(x) for x in q)
+    up = 22 - math.frexp(greatest)[1] if greatest else 0
+    numbers, at = [], 0
+    for dim in dims:
+        numbers += [round(math.ldexp(float(x), up)) for x in q[at : at + dim]] + [0] * (-dim % 16)
+        at += dim
+    fraction, exponent = math.frexp(scale * math.log2(math.e))
+    return numbers, exponent - 31 - up, min(round(fraction * 2**31), 2**31 - 1)
+
+
+# -- folds -----------------------------------------------------------------------------------------------------------
+
+
+def scale_numbers(numbers, scales):
+    """(numbers times scales, exponent)."""
+    exponent = max([0] + [s >> 7 for n, s in zip(numbers, scales, strict=True) if n])
+    scaled = [n and n * mantissa(s) >> min(exponent - (s >> 7), 31) for n, s in zip(numbers, scales, strict=True)]
+    return scaled, exponent
+
+
+def round_weights(scaled, width):
+    """(weights, shift)."""
+    greatest = max(abs(n) for n in scaled)
+    shift = max((greatest + (greatest >> 7)).bit_length() - (width - 1), 0)
+    return [round_half(n, shift) for n in scaled], shift
+
+
+def split_weights(weights):
+    """(high bytes, low bytes): high * 256 + low, both signed."""
+    return [(w + 128) >> 8 for w in weights], [signed(w, 8) for w in weights]
+
+
+def fold_scales(numbers, scales, width):
+    """(weights, exponent)."""
+    scaled, exponent = scale_numbers(numbers, scales)
+    weights, shift = round_weights(scaled, width)
+    return weights, exponent + shift
+
+
+def fold_numbers(numbers, width):
+    """(weights, exponent)."""
+    return round_weights(numbers, width)
+
+
+def add_zeros(weights, zeros, part):
+    return round_half(sum(w * int(z) for w, z in zip(weights, zeros, strict=True)), part)
+
+
+def add_weights(weights):
+    return sum(weights)
+
+
+def read_zeros(bits, weights, zeros):
+    """Sum of weights times zeros, in steps; without zeros, times the constant one of symmetric codes."""
+    if zeros is None:
+        return -add_weights(weights) << bits - 1
+    return add_zeros(weights, zeros, PART_BITS[bits])
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+
+def dot_tiles(codes, weights):
+    """Sums of codes (lanes, n) times n weights, int32."""
+    return [signed(int(s), 32) for s in codes.astype(np.int64) @ np.array(weights, np.int64)]
+
+
+def weigh_tokens(codes, weights):
+    """Sums of codes (tokens, channels) times a weight each token, int32."""
+    return dot_tiles(codes.T, weights)
+
+
+# -- raw rows --------------------------------------------------------------------------------------------------------
+
+
+def find_exponent(row, half):
+    return max(1, *(int(x) % 0x8000 >> FRACTION[half] for x in row))
+
+
+def align_numbers(row, exponent, half):
+    """Numbers of 15 bits and sign at a row's exponent, rounded, halves away from 0."""
+    fraction, aligned = FRACTION[half], []
+    for x in map(int, row):
+        field = x % 0x8000 >> fraction
+        number = x % (1 << fraction) + (1 << fraction if field else 0)
+        number = ((number << 15 - fraction >> min(exponent - max(field, 1), 31)) + 1) >> 1
+        aligned.append(-number if x & 0x8000 else number)
+    return aligned
+
+
+def score_rows(rows, half, weights, shift, factor):
+    """What raw rows (tokens, n) times n weights add to logits."""
+    logits = []
+    for row in rows:
+        exponent = find_exponent(row, half)
+        total = sum(a * w for a, w in zip(align_numbers(row, exponent, half), weights, strict=True))
+        logits.append(scale_logit(total, shift + exponent - BIAS[half], factor))
+    return logits
+
+
+def scale_by_rows(rows, half, shares):
+    """(shares times 2**7 and their rows' exponents, exponents, the one that they are relative to)."""
+    exponents = [find_exponent(row, half) for row in rows]
+    top = max([0] + [e for e, share in zip(exponents, shares, strict=True) if share])
+    return [s << 7 >> clamp(top - e, 0, 31) for s, e in zip(shares, exponents, strict=True)], exponents, top
+
+
+def weigh_rows(rows, half, weights, exponents):
+    """Channels of raw rows times a weight each."""
+    aligned = [align_numbers(row, e, half) for row, e in zip(rows, exponents, strict=True)]
+    return [sum(x * w for x, w in zip(column, weights, strict=True)) for column in zip(*aligned, strict=True)]
+
+
+# -- softmax ---------------------------------------------------------------------------------------------------------
+
+
+def add_logits(sums, zero, room, shift, factor, logits):
+    """Logits, to each of which (sum + zero) * 2**shift * factor / 2**32 was added."""
+    spare = max(zero.bit_length(), room, 30) - 30
+    left = clamp(shift + spare, -31, 30)
+    most = 2**31 - 1 >> max(left, 0)
+    added = []
+    for logit, total in zip(logits, sums, strict=True):
+        number = (total >> spare) + (zero >> spare)
+        if left >= 0:
+            number = clamp(number, -most, most)
+        added.append(clamp(logit + (shift_left(number, left) * factor >> 32), -LIMIT, LIMIT))
+    return added
+
+
+def scale_logit(number, shift, factor):
+    """number * 2**shift * factor / 2**32, saturating."""
+    spare = max(number.bit_length() - 31, 0)
+    left = clamp(shift + spare, -31, 30)
+    number >>= spare
+    if left >= 0:
+        number = clamp(number, -(2**31 - 1 >> left), 2**31 - 1 >> left)
+    return clamp(shift_left(number, left) * factor >> 32, -LIMIT, LIMIT)
+
+
+def add_logit(logit, more):
+    return clamp(logit + more, -LIMIT, LIMIT)
+
+
+def raise_two(below):
+    """2**-below as Q16."""
+    fraction, whole = below % 65536, min(below >> 16, 31)
+    number = 3482 - (fraction * 443 >> 16)
+    number = 15691 - (number * fraction >> 16)
+    number = 45419 - (number * fraction >> 16)
+    number = 65535 - (number * fraction >> 16)
+    return round_half(number, whole)
+
+
+def weigh_logits(logits):
+    """(exponent, shares)."""
+    if max(logits) == MASKED:
+        return 0, [0] * len(logits)
+    exponent = -(-max(logits) >> 16)
+    return exponent, [raise_two((exponent << 16) - logit) for logit in logits]
+
+
+def count_shares(state, exponent, total):
+    if exponent > state.top:
+        state.total >>= min(exponent - state.top, 63)
+        state.top = exponent
+    state.total += total << 20 >> min(state.top - exponent, 63)
+
+
+def raise_outputs(state, exponent):
+    if exponent > state.scale:
+        state.outputs = [x >> min(exponent - state.scale, 63) for x in state.outputs]
+        state.scale = exponent
+
+
+def add_outputs(state, at, sums, zero, room, exponent):
+    """Add (sum + zero) * 2**exponent to the outputs from number `at` on."""
+    raise_outputs(state, exponent + max(zero.bit_length(), room) + 1)
+    left = max(47 - state.scale + exponent, -63)
+    for c, total in enumerate(sums, at):
+        state.outputs[c] += shift_left(total + zero, left)
+
+
+def merge_state(state, other):
+    if not other.total:
+        return
+    raise_outputs(state, other.scale)
+    down = min(state.scale - other.scale, 63)
+    state.outputs = [x + (y >> down) for x, y in zip(state.outputs, other.outputs, strict=True)]
+    if max(map(abs, state.outputs)) >= 2**60:
+        raise_outputs(state, state.scale + 2)
+    top = max(state.top, other.top)
+    state.total = (state.total >> min(top - state.top, 63)) + (other.total >> min(top - other.top, 63))
+    state.top = top

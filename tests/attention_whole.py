@@ -1,0 +1,268 @@
+"""Attention of one query head on plain records, from the naive twins of its parts. Nothing here imports kvcodec."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.attention_twin import (
+    BIAS,
+    PART_BITS,
+    State,
+    add_logit,
+    add_logits,
+    add_outputs,
+    add_weights,
+    count_shares,
+    dot_tiles,
+    fold_numbers,
+    fold_scales,
+    mantissa,
+    merge_state,
+    raise_outputs,
+    read_zeros,
+    scale_by_rows,
+    scale_logit,
+    score_rows,
+    shift_left,
+    weigh_logits,
+    weigh_rows,
+    weigh_tokens,
+)
+
+SEGMENT = 256  # channels of a stream that are scored together
+CHUNK = 64  # strips whose state is merged as one
+
+
+class Record(NamedTuple):
+    """One head of a record in plain numbers; channels padded to 16, tokens to the codec's tiles.
+
+    codes (tokens, dim); scales: bfloat16 bits, a table (groups, lanes); zeros: alike, in parts, None if symmetric. Of
+    raw rows: bits 16, and codes are the bits of bfloat16 numbers, or with `half` of float16.
+    """
+
+    bits: int
+    codes: np.ndarray
+    by_channel: bool = False
+    group: int = 0
+    scales: np.ndarray | None = None
+    zeros: np.ndarray | None = None
+    half: bool = False
+
+
+class Piece(NamedTuple):
+    """Tokens first … end - 1 of a sequence are the tokens of a record from `start` on."""
+
+    first: int
+    end: int
+    record: Record
+    start: int = 0
+
+
+class Query(NamedTuple):
+    """A logit is (numbers . key) * factor * 2**(shift - 32), in log2 units."""
+
+    numbers: list[int]
+    shift: int
+    factor: int
+    width: int
+
+
+# -- strips ----------------------------------------------------------------------------------------------------------
+
+
+def score_by_channel(record, start, tokens, at, count, query, logits):
+    position = start
+    while position < start + tokens:
+        end = min((position // record.group + 1) * record.group, start + tokens)
+        row, span = position // record.group, slice(at, at + count)
+        weights, exponent = fold_scales(query.numbers[span], record.scales[row, span].tolist(), query.width)
+        zero = read_zeros(record.bits, weights, None if record.zeros is None else record.zeros[row, span])
+        sums = dot_tiles(record.codes[position:end, span], weights)
+        here = slice(position - start, end - start)
+        shift = query.shift + exponent - 134 + 48
+        logits[here] = add_logits(sums, zero, record.bits + 24, shift, query.factor, logits[here])
+        position = end
+
+
+def score_by_token(record, start, tokens, at, count, query, logits):
+    channel = at
+    while channel < at + count:
+        end = min((channel // record.group + 1) * record.group, at + count)
+        weights, exponent = fold_numbers(query.numbers[channel:end], query.width)
+        total, row = add_weights(weights), channel // record.group
+        sums = dot_tiles(record.codes[start : start + tokens, channel:end], weights)
+        for t in range(tokens):
+            zero = -total << record.bits - 1
+            if record.zeros is not None:
+                zero = total * int(record.zeros[row, start + t]) >> PART_BITS[record.bits]
+            scale = int(record.scales[row, start + t])
+            shift = query.shift + exponent + (scale >> 7) - 134 + 48
+            logits[t] = add_logit(logits[t], scale_logit((sums[t] + zero) * mantissa(scale), shift, query.factor))
+        channel = end
+
+
+def score_strip(record, start, tokens, query, logits):
+    """Add a stream's part of the logits, 256 channels after the other."""
+    dim = record.codes.shape[1]
+    for at in range(0, dim, SEGMENT):
+        count = min(SEGMENT, dim - at)
+        if record.bits == 16:
+            weights, exponent = fold_numbers(query.numbers[at : at + count], query.width)
+            rows, shift = record.codes[start : start + tokens, at : at + count], query.shift + exponent + 48
+            more = score_rows(rows, record.half, weights, shift, query.factor)
+            logits[:] = [add_logit(one, two) for one, two in zip(logits, more, strict=True)]
+        elif record.by_channel:
+            score_by_channel(record, start, tokens, at, count, query, logits)
+        else:
+            score_by_token(record, start, tokens, at, count, query, logits)
+
+
+def value_by_token(record, begin, end, shares, exponent, state):
+    dim = record.codes.shape[1]
+    for channel in range(0, dim, record.group):
+        last = min(channel + record.group, dim)
+        row, span = channel // record.group, slice(begin, end)
+        weights, power = fold_scales(shares, record.scales[row, span].tolist(), 16)
+        zero = read_zeros(record.bits, weights, None if record.zeros is None else record.zeros[row, span])
+        sums = weigh_tokens(record.codes[span, channel:last], weights)
+        add_outputs(state, channel, sums, zero, record.bits + 21, exponent + power - 134 - 16)
+
+
+def value_by_channel(record, begin, end, shares, exponent, state):
+    position = begin
+    while position < end:
+        last = min((position // record.group + 1) * record.group, end)
+        weights, power = fold_numbers(shares[position - begin : last - begin], 16)
+        if total := add_weights(weights):
+            row = position // record.group
+            sums = weigh_tokens(record.codes[position:last], weights)
+            zeros = None if record.zeros is None else record.zeros[row]
+            scale_outputs(record, record.scales[row].tolist(), zeros, total, sums, exponent + power - 134 - 16, state)
+        position = last
+
+
+def scale_outputs(record, scales, zeros, total, sums, unit, state):
+    numbers = []
+    for c, scale in enumerate(scales):
+        zero = -total << record.bits - 1 if zeros is None else total * int(zeros[c]) >> PART_BITS[record.bits]
+        numbers.append(((sums[c] + zero) * mantissa(scale), scale >> 7))
+    top = max([0] + [power for number, power in numbers if number])
+    bits = max(number.bit_length() for number, _ in numbers)
+    raise_outputs(state, unit + top + bits)
+    for c, (number, power) in enumerate(numbers):
+        state.outputs[c] += shift_left(number, max(47 - state.scale + unit + power, -63)) if number else 0
+
+
+def value_rows(record, start, tokens, shares, exponent, state):
+    rows = record.codes[start : start + tokens]
+    scaled, exponents, top = scale_by_rows(rows, record.half, shares)
+    weights, power = fold_numbers(scaled, 16)
+    sums = weigh_rows(rows, record.half, weights, exponents)
+    add_outputs(state, 0, sums, 0, 37, exponent + top + power - BIAS[record.half] - 7 - 16)
+
+
+def value_strip(record, start, tokens, shares, exponent, state):
+    if record.bits == 16:
+        value_rows(record, start, tokens, shares, exponent, state)
+        return
+    begin, end = start // 16 * 16, -(-(start + tokens) // 16) * 16
+    padded = [0] * (start - begin) + shares + [0] * (end - start - tokens)
+    take = value_by_channel if record.by_channel else value_by_token
+    take(record, begin, end, padded, exponent, state)
+
+
+def attend_strip(tokens, places, query, state):
+    """places: a (record, start, scored, valued, first number of the query) for each stream."""
+    logits = [0] * tokens
+    for record, start, scored, valued, at in places:
+        if scored:
+            score_strip(record, start, tokens, query._replace(numbers=query.numbers[at:]), logits)
+        if valued:
+            exponent, shares = weigh_logits(logits)
+            count_shares(state, exponent, sum(shares))
+            value_strip(record, start, tokens, shares, exponent, state)
+
+
+# -- a whole attention -----------------------------------------------------------------------------------------------
+
+
+def find_block(pieces, token):
+    """Where a token is: number of a piece, and of a block of 64 tokens in its record."""
+    n = next(n for n, p in enumerate(pieces) if p.first <= token < p.end)
+    return n, (pieces[n].start + token - pieces[n].first) // 64
+
+
+def cut_strips(streams, tokens):
+    """Runs of ascending tokens that lie in one block of 64 tokens of one piece of each stream, first and end."""
+    strips, last = [], None
+    for t in tokens:
+        blocks = [
+            next((n, (p.start + t - p.first) // 64) for n, p in enumerate(ps) if p.first <= t < p.end) for ps in streams
+        ]
+        if strips and (t, blocks) == (strips[-1][1], last):
+            strips[-1][1] += 1
+        else:
+            strips.append([t, t + 1])
+        last = blocks
+    return strips
+
+
+def cut_ranges(streams, ranges):
+    """`cut_strips` of ranges of tokens that stay apart."""
+    return [strip for first, end in ranges for strip in cut_strips(streams, range(first, end))]
+
+
+def find_places(streams, uses, token):
+    """Where a token lies, as attend_strip wants it."""
+    places, at = [], 0
+    for pieces, (scored, valued) in zip(streams, uses, strict=True):
+        piece = next(p for p in pieces if p.first <= token < p.end)
+        places.append((piece.record, piece.start + token - piece.first, scored, valued, at))
+        at += piece.record.codes.shape[1] if scored else 0
+    return places
+
+
+def attend(streams, uses, ranges, query):
+    """State of one query head. streams: the pieces of each; uses: (scored, valued) of each, the valued one last."""
+    width = streams[-1][0].record.codes.shape[1] if streams[-1] else 0
+    state, strips = State(width), cut_ranges(streams, ranges)
+    for n in range(0, len(strips), CHUNK):
+        chunk = State(width)
+        for first, end in strips[n : n + CHUNK]:
+            attend_strip(end - first, find_places(streams, uses, first), query, chunk)
+        merge_state(state, chunk)
+    return state
+
+
+def score_strips(streams, ranges, query):
+    """Logits of one query head, all streams scored."""
+    logits = []
+    for first, end in cut_ranges(streams, ranges):
+        own = [0] * (end - first)
+        for record, start, _, _, at in find_places(streams, [(True, False)] * len(streams), first):
+            score_strip(record, start, end - first, query._replace(numbers=query.numbers[at:]), own)
+        logits += own
+    return logits
+
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+def pack_tiles(codes, bits, channel_lane):
+    """Bytes of the tiles of codes (tokens, dim), both padded."""
+    per_row, (tokens, dim) = 32 // bits, codes.shape
+    if channel_lane:  # blocks of 64 tokens, tiles of 16 channels, rows, lanes, planes, bytes
+        rows = codes.reshape(tokens // 64, 64 // per_row, 8 // bits, 4, dim // 16, 16).transpose(0, 4, 1, 5, 2, 3)
+    else:
+        rows = codes.reshape(tokens // 16, 16, dim // per_row, 8 // bits, 4).transpose(0, 2, 1, 3, 4)
+    planes = rows.astype(np.uint8) << (np.arange(8 // bits, dtype=np.uint8) * bits)[:, None]
+    return np.bitwise_or.reduce(planes, axis=-2).astype(np.uint8).tobytes()
+
+
+def lay_head(record, channel_lane):
+    """Bytes of one head of a GROUP record of grouped integers."""
+    tables = [record.scales.astype("<u2")] + ([] if record.zeros is None else [record.zeros.astype("<i2")])
+    body = b"".join(table.tobytes() + bytes(-table.nbytes % 64) for table in tables)
+    return body + pack_tiles(record.codes, record.bits, channel_lane)

@@ -1,0 +1,83 @@
+"""What a process finds of the attention kernels at its SIMD level: run as a program, it writes a JSON file.
+
+python -m tests.simd_report FILE            solves the problems, and compiles nothing from a cache
+python -m tests.simd_report FILE CPU        compiles for a processor that need not be there, and runs nothing
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+KERNELS = "attend_items", "score_strips", "merge_slots"
+
+
+def use_a_store() -> None:
+    """Attention on records in the map, on open rows of all sorts, by two threads and a reader."""
+    import kvcodec as kv
+
+    rng = np.random.default_rng(0)
+    model = kv.Model((kv.Layer.kv(2, 16), kv.Layer.mla(32, 16), kv.Layer.kv(1, 24, window=50)))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "a.kvlog"
+        with kv.open(path, "w", model=model, residual=16, sinks=4, durability="step", threads=2) as store:
+            sequence = store.sequence("a")
+            shapes = [((2, 16), (2, 16)), ((1, 32), (1, 16)), ((1, 24), (1, 24))]
+            sequence.append_layers(
+                {n: [rng.standard_normal((150, *s)).astype(np.float32) for s in own] for n, own in enumerate(shapes)}
+            )
+            attend_all(sequence)
+        with kv.open(path) as store:
+            attend_all(store.sequence("a"))
+
+
+def attend_all(sequence) -> None:
+    for layer, channels in enumerate((16, 48, 24)):
+        for dtype in (np.float32, np.float64):
+            state = sequence.attend(layer, np.ones((4, channels), dtype), scale=0.1, return_state=True)[1]
+            state.merge(state)
+        sequence.attend(layer, np.ones((4, channels)), scale=0.1, query_bits=8, tokens=[140, 120])
+
+
+def solve_all() -> dict:
+    from kvcodec.attention.arrays import score_arrays
+    from kvcodec.codecs import encode_array
+    from kvcodec.kernels import attend
+    from kvcodec.kernels._vectors import LEVEL
+    from tests.attention_problems import hash_problems
+
+    found = {"level": LEVEL, "hash": hash_problems()}
+    if LEVEL == "avx2":  # one level will do
+        score_arrays(np.ones((2, 16)), encode_array(np.ones((20, 1, 16), np.float32), "raw"))
+        use_a_store()
+    kernels = {name: getattr(attend, name) for name in KERNELS}
+    if hasattr(attend.attend_items, "signatures"):
+        found["signatures"] = {name: len(kernel.signatures) for name, kernel in kernels.items()}
+        found["cached"] = sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels.values())
+        found["llvm"] = {name: "".join(kernel.inspect_llvm().values()) for name, kernel in kernels.items()}
+        found["assembly"] = {name: "".join(kernel.inspect_asm().values()) for name, kernel in kernels.items()}
+    return found
+
+
+def compile_all() -> dict:
+    """Code for a processor with every level's instructions, which NUMBA_CPU_NAME names."""
+    from kvcodec.kernels import _vectors
+
+    _vectors.HAS_AVX2 = _vectors.HAS_VNNI = True
+    from numba import types
+
+    from kvcodec.kernels.attend import attend_items
+
+    two, three = (types.Array(types.int64, n, "C") for n in (2, 3))
+    numbers, factors = types.Array(types.int32, 3, "C"), types.Array(types.int32, 2, "C")
+    memory, given = types.Array(types.uint8, 1, "C"), (types.int64,) * 3
+    attend_items.compile((two, two, two, two, numbers, two, factors, *given, memory, three, three))
+    return {"assembly": {"attend_items": "".join(attend_items.inspect_asm().values())}}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(compile_all() if len(sys.argv) > 2 else solve_all()))
