@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
-from kvcodec.attention.run import Map, Prepared, StreamUse, Task
+from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, Spans, cut_strips, form_of
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
@@ -58,7 +59,7 @@ def prepare_arrays(
     scale: float | None = None,
     query_bits: int = 16,
     threads: int = 1,
-    map_: Map = map,
+    pool: Executor | None = None,
 ) -> Prepared:
     """What attend_arrays runs, for those who run it more than once."""
     check_bits(query_bits)
@@ -71,7 +72,7 @@ def prepare_arrays(
     spans = [_spans(e, forms) for e in kept]
     uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
     task = Task(_quantize(q, k, scale), [_cut(spans, k.tokens)], uses, forms, k.heads, query_bits, kept)
-    return Prepared(task, threads=threads, map_=map_)
+    return Prepared(task, threads=threads, pool=pool)
 
 
 def score_arrays(

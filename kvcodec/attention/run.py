@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from concurrent.futures import Executor, wait
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from kvcodec.layout import TILE_LANES, align
 
 CHUNK = 64  # strips: 4,096 tokens where they are whole; states are merged in this order whatever the threads
 _WAVE_BYTES = 64 << 20  # of outputs that wait to be merged
-Map = Callable[..., Iterable[Any]]  # as the built-in
 
 
 class StreamUse(NamedTuple):
@@ -45,20 +44,20 @@ class Task(NamedTuple):
     kept: object = None
 
 
-def attend(task: Task, *, threads: int = 1, map_: Map = map) -> list[AttentionState]:
-    """States of each query. map_ runs the parts of the work, at most `threads` at once; numba is imported here."""
-    return Prepared(task, threads=threads, map_=map_).run()
+def attend(task: Task, *, threads: int = 1, pool: Executor | None = None) -> list[AttentionState]:
+    """States of each query. pool: runs all parts of the work but one, which the caller does; numba is imported here."""
+    return Prepared(task, threads=threads, pool=pool).run()
 
 
 class Prepared:
     """Attention with all its tables made: `run` may be called again and again, by one thread at a time."""
 
-    def __init__(self, task: Task, *, threads: int = 1, map_: Map = map) -> None:
+    def __init__(self, task: Task, *, threads: int = 1, pool: Executor | None = None) -> None:
         from kvcodec.kernels import attend as kernels
         from kvcodec.kernels.forms import scratch_bytes
         from kvcodec.kernels.softmax import EMPTY
 
-        self._kernels, self._task, self._map = kernels, task, map_
+        self._kernels, self._task, self._pool = kernels, task, pool
         count, heads, _ = task.queries.numbers.shape
         dim = align(task.uses[-1].dim, TILE_LANES)
         chunks = _cut_chunks(task.strips)
@@ -78,13 +77,26 @@ class Prepared:
     def run(self) -> list[AttentionState]:
         """States of each query."""
         for wave in self._waves:
-            if len(wave.parts) == 1:
-                self._attend(wave.parts[0], self._memories[0])
-            else:
-                list(self._map(self._attend, wave.parts, self._memories))
+            self._attend_parts(wave.parts)
             self._kernels.merge_slots(wave.slots, self._states, self._outputs)
         dim, counts = self._task.uses[-1].dim, self._counts
         return [AttentionState(self._states[n].copy(), self._outputs[n, :, :dim].copy(), *counts[n]) for n in counts]
+
+    def _attend_parts(self, parts: list[NDArray[np.int64]]) -> None:
+        if self._pool is None:
+            for part in parts:
+                self._attend(part, self._memories[0])
+            return
+        others = [
+            self._pool.submit(self._attend, part, memory)
+            for part, memory in zip(parts[1:], self._memories[1:], strict=False)
+        ]
+        try:
+            self._attend(parts[0], self._memories[0])
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
 
     def _attend(self, items: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
         self._kernels.attend_items(items, *self._given, memory, self._states, self._outputs)

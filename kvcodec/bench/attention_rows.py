@@ -79,7 +79,7 @@ def _threads(tokens: int) -> Sequence[Entry]:
     k, v = _encode(data.k, "int4/channel/g64", "k"), _encode(data.v, "int4/token/g64", "v")
     one = prepare_arrays(data.q, k, v)
     pool = ThreadPoolExecutor(2)
-    two = prepare_arrays(data.q, k, v, threads=2, map_=pool.map)
+    two = prepare_arrays(data.q, k, v, threads=2, pool=pool)
 
     def check() -> None:
         if not np.array_equal(one.run()[0].outputs, two.run()[0].outputs):

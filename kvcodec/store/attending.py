@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from kvcodec.attention.query import quantize_queries, take_queries
 from kvcodec.attention.rows import Found
-from kvcodec.attention.run import Map, StreamUse, Task, attend
+from kvcodec.attention.run import StreamUse, Task, attend
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, cut_strips, tile_ranges
 from kvcodec.errors import ShapeError, SpecError
@@ -94,7 +95,7 @@ def attend_places(
     scale: float | None,
     query_bits: int,
     threads: int,
-    map_: Map,
+    pool: Executor | None,
 ) -> list[AttentionState]:
     """States of one query a place. Raises LookupError(number of the place) where tokens are lost; SpecError."""
     streams, uses = uses_of(layer)
@@ -113,7 +114,7 @@ def attend_places(
         except LookupError:
             raise LookupError(n) from None
     task = Task(quantize_queries(q, scored, scale), strips, uses, forms, streams[0].heads, query_bits, places)
-    return attend(task, threads=threads, map_=map_)
+    return attend(task, threads=threads, pool=pool)
 
 
 def check_batch(q: Any, count: int) -> None:

@@ -57,7 +57,7 @@ class Store:
         self.path, self.device = path, device
         self.durable_steps, self.journal = False, RAW
         self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
-        self._threads, self._map = threads, map if self._pool is None else self._pool.map
+        self._threads = threads
         self.lock = threading.RLock()
         self._writer: LogWriter | None = None
         self._sequences: dict[int, Sequence] = {}
@@ -284,9 +284,8 @@ class Store:
             places = [sequence.find_places(layer, window, tokens, forms) for sequence in sequences]
         try:
             shape = layers.pop()
-            threads, map_ = self._threads, self._map
             states = attend_places(
-                shape, places, forms, wide, scale=scale, query_bits=query_bits, threads=threads, map_=map_
+                shape, places, forms, wide, scale=scale, query_bits=query_bits, threads=self._threads, pool=self._pool
             )
         except LookupError as error:
             raise sequences[int(error.args[0])].lost(layer) from None
