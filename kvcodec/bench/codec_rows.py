@@ -17,7 +17,7 @@ from kvcodec.bench.ggml import Ggml
 from kvcodec.bench.peers import Peers
 from kvcodec.bench.row import OURS, READ, WRITE, Contender, Entry, Row, WrongResult
 from kvcodec.bench.scale import GROUP, HEAD_DIM, Scale
-from kvcodec.codecs.codec import Codec, codec_for
+from kvcodec.codecs.codec import Codec, codec_for, take_out
 from kvcodec.layout import Axis, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
@@ -92,8 +92,10 @@ def _dequantize(peers: Peers, text: str, tokens: int, bound: str) -> Sequence[En
     codec = _codec(spec)
     body = codec.encode(values.astype(ml_dtypes.bfloat16).view(np.uint16)[:, None], DtypeId.BFLOAT16, GROUP).body
 
+    out = take_out(None, (tokens, 1, HEAD_DIM), np.float32)
+
     def run() -> NDArray[Any]:
-        return codec.decode(body, GROUP, HEAD_DIM, DtypeId.BFLOAT16, as_float32=True)
+        return codec.decode(body, GROUP, HEAD_DIM, DtypeId.BFLOAT16, as_float32=True, out=out)
 
     def check() -> None:
         _check_steps(OURS, values, run()[:, 0], _steps(values, spec), _MOST_STEPS)
