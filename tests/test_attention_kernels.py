@@ -41,8 +41,8 @@ def fold_numbers(numbers, count, width, halves, bytes_):
 
 
 @jit
-def dot_tiles(place, count, stride, bits, first, end, halves, bytes_, both, sums):
-    dot.dot_tiles(place, count, stride, bits, (first, end), Weights(halves, bytes_), both, 0, sums)
+def dot_tiles(place, count, stride, bits, first, end, halves, bytes_, width, sums):
+    dot.dot_tiles(place, count, stride, bits, (first, end), Weights(halves, bytes_), width, 0, sums)
 
 
 @jit
@@ -208,7 +208,7 @@ def test_dots_of_tiles(seed, bits, first, columns, tiles, width, full):
         weights = [most if seed % 2 else -most] * (end - first)
         halves, bytes_ = store_weights(weights, width)
     packed, sums = np.frombuffer(pack_tiles(codes, bits, False), np.uint8), np.zeros(16 * tiles, np.int32)
-    places = address(halves), address(bytes_), width == 16, address(sums)
+    places = address(halves), address(bytes_), width, address(sums)
     dot_tiles(address(packed), tiles, 512 * bits, bits, first, end, *places)
     assert ints(sums) == twin.dot_tiles(codes[:, first:end], weights)
 

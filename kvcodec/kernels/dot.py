@@ -20,23 +20,23 @@ ZERO, FOUR, NIBBLE = np.int32(0), np.int32(4), np.int32(15)
 
 @part
 def dot_tiles(
-    place: Any, count: Any, stride: Any, bits: Any, span: Any, weights: Any, both: Any, ahead: Any, sums: Any
+    place: Any, count: Any, stride: Any, bits: Any, span: Any, weights: Any, width: Any, ahead: Any, sums: Any
 ) -> None:
     """sums, 16 int32 a tile: the codes span[0] to span[1], multiples of 16, of each lane of tiles times the weights.
 
-    place: the first of `count` tiles, `stride` bytes apart. both: the weights have low bytes. ahead: bytes to what is
-    needed next, which is asked for meanwhile.
+    place: the first of `count` tiles, `stride` bytes apart. width: bits of the weights, 8 or 16. ahead: bytes to what
+    is needed next, which is asked for meanwhile.
     """
     rows = (span[1] - span[0]) * bits >> 5
     for t in range(count):
         tile = place + t * stride + 2 * bits * span[0]
         for r in range(rows):
             prefetch(tile + 64 * r + ahead)
-        if bits == 4 and both:
+        if bits == 4 and width == 16:
             dot_int4(tile, rows, weights.bytes, sums + 64 * t)
         elif bits == 4:
             dot_int4_bytes(tile, rows, weights.bytes, sums + 64 * t)
-        elif bits == 2 and both:
+        elif bits == 2 and width == 16:
             dot_int2(tile, rows, weights.bytes, sums + 64 * t)
         elif bits == 2:
             dot_int2_bytes(tile, rows, weights.bytes, sums + 64 * t)

@@ -22,6 +22,7 @@ from kvcodec.kernels.forms import RAW_BITS
 from kvcodec.kernels.raw_rows import BIAS, score_rows
 from kvcodec.kernels.softmax import add_logit, add_logits, scale_logit
 
+ZERO, ONE = np.int64(0), np.int64(1)  # not literals: of each numba would compile a function anew
 POINT = np.int64(48)  # 16 bits behind a logit's point, and the 32 that its factor has
 
 
@@ -35,11 +36,11 @@ def score_by_channel(form: Any, head: Any, run: Any, segment: Any, query: Any, s
     while position < start + tokens:
         end = min((position // group + 1) * group, start + tokens)
         scales = head + 2 * (position // group * form.columns + at)
-        fold_scales(query.numbers + 4 * at, scales, 0, 1, form.zeros, count, query.width, bits, scratch)
+        fold_scales(query.numbers + 4 * at, scales, ZERO, ONE, form.zeros, count, query.width, bits, scratch)
         exponent, zero = load_long(scratch.folded), load_long(scratch.folded + 8)
-        first, both, stride = position >> 4, query.width == 16, dim * bits * 2
+        first, stride = position >> 4, dim * bits * 2
         tiles, place = ((end + 15) >> 4) - first, head + form.codes + first * stride
-        dot_tiles(place, tiles, stride, bits, (at, at + count), scratch.weights, both, ahead, scratch.sums)
+        dot_tiles(place, tiles, stride, bits, (at, at + count), scratch.weights, query.width, ahead, scratch.sums)
         left = np.int64(query.shift + exponent - SCALE_BIAS + POINT)
         sums, logits = scratch.sums + 4 * (position & 15), scratch.logits + 4 * (position - start)
         add_logits(sums, end - position, zero, bits + 24, left, query.factor, logits)
@@ -60,8 +61,8 @@ def score_by_token(form: Any, head: Any, run: Any, segment: Any, query: Any, scr
         shift = query.shift + exponent
         metadata = head + 2 * (channel // group * form.columns)
         for tile in range(start >> 4, (start + tokens + 15) >> 4):
-            place, both = head + form.codes + tile * (dim * bits * 2), query.width == 16
-            dot_tiles(place, 1, 0, bits, (channel, end), scratch.weights, both, ahead, scratch.sums)
+            place, span = head + form.codes + tile * (dim * bits * 2), (channel, end)
+            dot_tiles(place, ONE, ZERO, bits, span, scratch.weights, query.width, ahead, scratch.sums)
             scale_sums(form, metadata + 32 * tile, total, shift, query.factor, 16 * tile - start, tokens, scratch)
         channel = end
 

@@ -20,6 +20,7 @@ from kvcodec.kernels.forms import RAW_BITS, SCALE, Weights
 from kvcodec.kernels.raw_rows import BIAS, scale_by_rows, weigh_rows
 from kvcodec.kernels.softmax import OUTPUT_BITS, add_outputs, add_wide_outputs, raise_outputs
 
+WIDTH, ROWS = np.int64(16), np.int64(64)  # bits of weights; no literals, of each of which a part is compiled anew
 POINT = np.int64(16)  # bits behind the point of a share
 
 
@@ -37,7 +38,7 @@ def multiply_codes(
         block = codes + (span[0] >> 6) * (dim * bits * 8)
         place, count = block + channels[0] * (bits * 8), (channels[1] - channels[0]) >> 4
         span_ = (within, within + tokens)
-        dot_tiles(place, count, bits * 128, bits, span_, weights, True, ahead, sums + 4 * channels[0])
+        dot_tiles(place, count, bits * 128, bits, span_, weights, WIDTH, ahead, sums + 4 * channels[0])
 
 
 @inline
@@ -52,7 +53,7 @@ def value_by_token(
     for first in range(0, dim, batch):
         groups = (min(dim - first, batch) + group - 1) // group
         scales = head + first // group * step + 2 * span[0]
-        fold_scales(scratch.shares, scales, step, groups, form.zeros, count, 16, form.bits, scratch)
+        fold_scales(scratch.shares, scales, step, groups, form.zeros, count, WIDTH, form.bits, scratch)
         for g in range(groups):
             channel = first + g * group
             end = min(channel + group, dim)
@@ -74,7 +75,7 @@ def value_by_channel(
     while start < span[1]:
         end = min((start // group + 1) * group, span[1])
         shares = scratch.shares + 4 * (start - span[0])
-        power, total = fold_numbers(shares, end - start, 16, scratch.weights)
+        power, total = fold_numbers(shares, end - start, WIDTH, scratch.weights)
         if total:
             weights, sums = scratch.weights, scratch.sums
             multiply_codes(form, head, (start, end), (0, dim), dim, token_lane, weights, sums, ahead)
@@ -120,7 +121,7 @@ def value_rows(
     """Raw values: their numbers (align_rows)."""
     state, outputs = sink
     power = scale_by_rows(tokens, scratch.shares + 4 * first, numbers + 128 * dim, scratch.scaled)
-    power += fold_numbers(scratch.scaled, 64, 16, scratch.weights)[0]
+    power += fold_numbers(scratch.scaled, ROWS, WIDTH, scratch.weights)[0]
     weigh_rows(numbers, tokens, dim, scratch.weights.halves, scratch.sums, scratch.others)
     unit = np.int64(exponent + power - BIAS[form.half] - 7 - POINT)
     add_wide_outputs(scratch.sums, scratch.others, dim, unit, state, outputs)
