@@ -39,7 +39,7 @@ test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that 
 
 check: test  ## the long campaigns of the reliability bar, first column
 	$(BIN)/python -m pytest -n $(WORKERS) -m campaign
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py tests/test_attention_kernels.py
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
 

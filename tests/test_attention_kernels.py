@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from kvcodec.kernels import dot, fold, raw_rows, softmax
 from kvcodec.kernels._jit import jit
-from kvcodec.kernels._simd import load_lanes, store_lanes
+from kvcodec.kernels._simd import (
+    load_lanes,
+    store_lanes,
+)
 from kvcodec.kernels.forms import Weights, cut_scratch, scratch_bytes
 from tests import attention_twin as twin
 from tests import reference

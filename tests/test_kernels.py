@@ -18,7 +18,9 @@ from kvcodec.codecs.sections import scale_shape
 from kvcodec.errors import CorruptRecord
 from kvcodec.kernels import _floats_simd, _scaling, floats
 from kvcodec.kernels._jit import jit
-from kvcodec.kernels._simd import load_bytes
+from kvcodec.kernels._simd import (
+    load_bytes,
+)
 from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from tests import reference

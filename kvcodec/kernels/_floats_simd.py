@@ -48,6 +48,7 @@ def _floats(b: Any, lanes: Any) -> Any:
 
 
 def offset(b: Any, address: Any, by: int) -> Any:
+    """An address some bytes on."""
     return b.add(address, ir.Constant(address.type, by)) if by else address
 
 

@@ -1,4 +1,4 @@
-"""What _simd.py and _products.py are made of: vectors as a type, SIMD levels, how an operation is declared.
+"""What _simd.py, _lanes.py and the others are made of: vectors as a type, SIMD levels, how an operation is declared.
 
 An operation is a plain Python function, its portable twin on numpy arrays, which is what runs with NUMBA_DISABLE_JIT=1;
 below it stands what numba compiles in its stead. Levels differ only in how they multiply bytes (_products.py). A level
@@ -80,31 +80,37 @@ def compiled(twin: Callable[..., Any], result: Any, *arguments: Any) -> Callable
 
 
 def all_of(vector: ir.VectorType, value: float) -> ir.Constant:
+    """A constant vector."""
     return ir.Constant(vector, [value] * vector.count)
 
 
 def pick(b: Any, one: Any, other: Any, lanes: list[int]) -> Any:
+    """The lanes of these numbers of two vectors, those of `other` counted behind those of `one`."""
     return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 
 def broadcast(b: Any, value: Any, vector: ir.VectorType) -> Any:
+    """A vector that holds one value in all lanes."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = b.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return pick(b, first, undefined, [0] * vector.count)
 
 
 def call(b: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    """Call an intrinsic of LLVM's."""
     function = cgutils.get_or_insert_function(b.module, ir.FunctionType(result, [a.type for a in args]), name)
     return b.call(function, args)
 
 
 def load(b: Any, address: Any, kind: ir.Type) -> Any:
+    """What lies at an address, wherever that is."""
     value = b.load(b.inttoptr(address, kind.as_pointer()))
     value.align = 1
     return value
 
 
 def store(b: Any, value: Any, address: Any) -> None:
+    """Put a value at an address, wherever that is."""
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 1
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.kernels._jit import inline, jit, part
+from kvcodec.kernels._lanes import (
+    splat,
+)
 from kvcodec.kernels._simd import (
     load_long,
     load_word,
-    splat,
     store_lanes,
 )
 from kvcodec.kernels.fold import SEGMENT

@@ -12,6 +12,9 @@ import numpy as np
 
 from kvcodec.kernels._floats_simd import floats_of, splat_float, store_floats
 from kvcodec.kernels._jit import inline, jit, part
+from kvcodec.kernels._lanes import (
+    greatest_lane,
+)
 from kvcodec.kernels._scaling import (
     ROW,
     part_row,
@@ -23,7 +26,10 @@ from kvcodec.kernels._scaling import (
     take_words,
     to_floats,
 )
-from kvcodec.kernels._simd import greatest_lane, load_signed, load_unsigned
+from kvcodec.kernels._simd import (
+    load_signed,
+    load_unsigned,
+)
 from kvcodec.kernels.floats import STREAMED
 from kvcodec.kernels.tiles import copy_rows, place_tile
 

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._lanes import (
+    splat,
+)
 from kvcodec.kernels._products import dot, join_bytes, plane, spread_words, store_quads, turn_quads
-from kvcodec.kernels._simd import load_bytes, prefetch, splat
+from kvcodec.kernels._simd import (
+    load_bytes,
+    prefetch,
+)
 from kvcodec.kernels._tiles import LOW, dot_int2, dot_int2_bytes, dot_int4, dot_int4_bytes, dot_int8
 
 ZERO, FOUR, NIBBLE = np.int32(0), np.int32(4), np.int32(15)

@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._products import (
-    dot_halves,
-)
-from kvcodec.kernels._simd import (
+from kvcodec.kernels._lanes import (
     add_lanes,
     bit_length,
     greater,
     greatest_lane,
     greatest_scale,
     keep_first,
+    smaller,
+    splat,
+)
+from kvcodec.kernels._products import (
+    dot_halves,
+)
+from kvcodec.kernels._simd import (
     load_lanes,
     load_long,
     load_unsigned,
-    smaller,
-    splat,
     store_lanes,
     store_long,
     store_small_weights,

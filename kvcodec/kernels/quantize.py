@@ -15,6 +15,9 @@ import numpy as np
 from kvcodec.kernels._extremes import fold_rows, note_channel_extremes, note_token_extremes
 from kvcodec.kernels._floats_simd import add_to_doubles, splat_float, store_doubles
 from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._lanes import (
+    splat,
+)
 from kvcodec.kernels._quads import (
     ROW,
     STEPS,
@@ -25,7 +28,11 @@ from kvcodec.kernels._quads import (
     round_by_token,
     weave,
 )
-from kvcodec.kernels._simd import prefetch, splat, store_lanes, store_word
+from kvcodec.kernels._simd import (
+    prefetch,
+    store_lanes,
+    store_word,
+)
 from kvcodec.kernels.figure import UNDECIDED, estimate_error, measure_error, measuring_bytes
 from kvcodec.kernels.steps import MAGIC, choose_steps
 from kvcodec.kernels.tiles import clear_padding, pad_rows, place_tile

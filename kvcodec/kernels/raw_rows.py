@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._products import dot_halves, weigh_pair
-from kvcodec.kernels._simd import (
+from kvcodec.kernels._lanes import (
     add_lanes,
     greater,
     greatest_lane,
     keep_first,
-    load_signed,
-    load_word,
     smaller,
     splat,
+    where_zero,
+)
+from kvcodec.kernels._products import dot_halves, weigh_pair
+from kvcodec.kernels._simd import (
+    load_signed,
+    load_word,
     store_lanes,
     store_numbers,
     store_word,
-    where_zero,
 )
 from kvcodec.kernels.softmax import add_logit, scale_logit
 

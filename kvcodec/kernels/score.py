@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._lanes import (
+    splat,
+)
 from kvcodec.kernels._simd import (
     load_long,
     load_signed,
     load_unsigned,
     load_word,
-    splat,
     store_lanes,
     store_word,
 )

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._simd import (
+from kvcodec.kernels._lanes import (
     add_lanes,
     bit_length,
     greater,
     greatest_lane,
     keep_first,
-    load_lanes,
-    load_long,
-    load_longs,
     multiply_high,
     shift_unsigned,
     smaller,
     splat,
+)
+from kvcodec.kernels._simd import (
+    load_lanes,
+    load_long,
+    load_longs,
     store_lanes,
     store_long,
     store_longs,

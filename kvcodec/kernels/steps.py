@@ -22,8 +22,11 @@ from kvcodec.kernels._floats_simd import (
     store_low_halves,
 )
 from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._lanes import (
+    shift_unsigned,
+    splat,
+)
 from kvcodec.kernels._quads import INVERSE, OFFSET, ROW, SCALE, SHIFT
-from kvcodec.kernels._simd import shift_unsigned, splat
 
 MAGIC = np.float32(12582912)  # 1.5 * 2**23: added, it rounds to nearest even into the low bits of the mantissa
 LEAST = np.float32(2.0**-126)

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._simd import load_half, load_word, store_half, store_word
+from kvcodec.kernels._simd import (
+    load_half,
+    load_word,
+    store_half,
+    store_word,
+)
 
 ROW = 64  # bytes
 

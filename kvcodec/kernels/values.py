@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._simd import (
+from kvcodec.kernels._lanes import (
     bit_length,
+)
+from kvcodec.kernels._simd import (
     load_half,
     load_long,
     load_word,
