@@ -30,7 +30,7 @@ class Scale:
     records: int = 100_000
     rounds: int = 21
     least_rounds: int = 5
-    row_seconds: float = 20.0
+    row_seconds: float = 8.0
     batch_seconds: float = 0.01
 
 
