@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import pytest
 import kvcodec as kv
 from kvcodec.attention.arrays import attend_arrays, score_arrays
 from kvcodec.dumps import open_dump
-from kvcodec.errors import DtypeError, NonFiniteError, ShapeError, SpecError
+from kvcodec.errors import CorruptRecord, DtypeError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import StreamId
 from tests import attention_twin
 from tests.attention_reference import attend, relative_error, worst_error
@@ -229,6 +230,41 @@ def test_merging_leaves_its_arguments_and_takes_empty_states():
     assert np.array_equal(before[0], one.states)
     assert np.array_equal(before[1], one.outputs)
     assert np.array_equal(none.merge(none).output(), np.zeros((2, 16)))
+
+
+@pytest.mark.parametrize("dim", [1, 7, 17, 20, 25, 40])
+def test_states_merge_either_way_whatever_the_channels_are(dim):
+    q, k, v = normal(1, 3, dim), normal(2, 128, 1, dim), normal(3, 128, 1, dim)
+    v[:64] *= 1e6
+    (one, two), (whole,) = states_of([(0, 64), (64, 128)], q, k, v), states_of([(0, 128)], q, k, v)
+    for merged in (one.merge(two), two.merge(one)):
+        assert merged.outputs.shape == (3, dim)
+        assert relative_error(merged.output(), whole.output()) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"tokens": 200}, ShapeError),
+        ({"tokens": 60}, ShapeError),
+        ({"heads": 3}, ShapeError),
+        ({"dim": 64}, ShapeError),
+        ({"full": lambda a: a[:, :, 64:]}, ShapeError),
+        ({"tail": lambda a: a[:0]}, ShapeError),
+        ({"full": lambda a: np.concatenate([np.full_like(a[..., :2], 255), a[..., 2:]], axis=2)}, CorruptRecord),
+    ],
+)
+def test_records_that_are_not_what_they_say_are_refused(change, error):
+    q, (ek, _) = normal(1, 4, 16), encode(normal(2, 70, 2, 16), normal(3, 70, 2, 16))
+    values = {name: value(getattr(ek, name)) if callable(value) else value for name, value in change.items()}
+    with pytest.raises(error):
+        score_arrays(q, replace(ek, **values))
+
+
+def test_heads_that_are_strided_are_read_as_they_are():
+    q, (ek, ev) = normal(1, 4, 16), encode(normal(2, 70, 4, 16), normal(3, 70, 4, 16))
+    some = [replace(e, heads=2, full=e.full[:, ::2], tail=e.tail[:, ::2]) for e in (ek, ev)]
+    assert relative_error(attend_arrays(q, *some), attend(q, *map(decoded, some))[0]) <= 5e-4
 
 
 def test_states_of_other_queries_do_not_merge():

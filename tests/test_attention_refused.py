@@ -34,6 +34,7 @@ def test_what_is_refused_changes_nothing(tmp_path):
             (NonFiniteError, "head 1, channel 2", {"q": nan}),
             (SpecError, "scale is 0", {"scale": 0.0}),
             (SpecError, "scale is inf", {"scale": np.inf}),
+            (SpecError, "scale is", {"scale": 1.7e308}),
             (SpecError, "query_bits is 12", {"query_bits": 12}),
             (SpecError, "window is 0, want 1 or more", {"window": 0}),
             (SpecError, "window and tokens exclude each other", {"window": 5, "tokens": [3]}),
@@ -52,6 +53,25 @@ def test_what_is_refused_changes_nothing(tmp_path):
         assert path.read_bytes() == log
     with pytest.raises(StoreClosed):
         sequence.attend(0, q)
+
+
+def test_a_damaged_record_takes_nothing_from_the_others(tmp_path):
+    path = tmp_path / "c"
+    with make(path, residual=0, sinks=0) as store:
+        put(store, 0, 640)
+    with kv.open(path) as store:
+        part = extents_of(store)[8].coded.parts[0]
+        at = store.device.file_offset(part.place.block, part.place.offset) + 300
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with kv.open(path) as store:
+        sequence = store.sequence("a")
+        check(sequence, tokens=slice(0, 64))
+        with pytest.raises(CorruptRecord):
+            sequence.attend(0, queries())
+        check(sequence, tokens=slice(0, 512))
+        check(sequence, tokens=slice(64, 128))
 
 
 def extents_of(store, stream=StreamId.K):

@@ -15,6 +15,7 @@ from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, Spans, cut_strips, form_of
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
+from kvcodec.codecs.codec import take_body
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, CodecId, StreamId, align
 
@@ -68,8 +69,8 @@ def prepare_arrays(
     if k.stream == StreamId.V or v.stream != StreamId.V:
         raise SpecError(f"k is of stream {k.stream.name.lower()}, v of {v.stream.name.lower()}: want k and v")
     forms: list[Form] = []
-    kept = _pad_rows(k), _pad_rows(v)
-    spans = [_spans(e, forms) for e in kept]
+    kept: list[object] = []
+    spans = [_spans(_pad_rows(e), forms, kept) for e in (k, v)]
     uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
     task = Task(_quantize(q, k, scale), [_cut(spans, k.tokens)], uses, forms, k.heads, query_bits, kept)
     return Prepared(task, threads=threads, pool=pool)
@@ -94,15 +95,15 @@ class Scores:
         from kvcodec.kernels.forms import scratch_bytes
 
         forms: list[Form] = []
-        kept = _pad_rows(k)
-        spans = [_spans(kept, forms)]
+        self._kept: list[object] = []  # what the strips' addresses point into
+        spans = [_spans(_pad_rows(k), forms, self._kept)]
         numbers, shifts, factors = (array[0] for array in _quantize(q, k, scale))
         dim = align(k.dim, TILE_LANES)
         tables = np.array(forms, np.int64).reshape(-1, 9), np.array([[dim, 0, 1, 0, 1]], np.int64)
         memory = np.empty(scratch_bytes(dim, 1), np.uint8)
         self._logits = np.empty((len(numbers), k.tokens), np.int32)
         arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, dim, memory, self._logits
-        self._kept, self._kernel = kept, partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)
+        self._kernel = partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)
 
     def run(self) -> NDArray[np.int32]:
         """The logits, in the same memory each time."""
@@ -135,16 +136,28 @@ def _pad_rows(encoded: EncodedArray) -> EncodedArray:
     return encode_array(wide, encoded.spec, stream=encoded.stream)
 
 
-def _spans(encoded: EncodedArray, forms: list[Form]) -> Spans:
-    """Where an encoded array's tokens lie; the forms of its records join `forms`."""
-    group = codec_for(encoded.spec, encoded.stream).token_group
-    split = len(encoded.full) * group
+def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Spans:
+    """Where an encoded array's tokens lie; the forms of its records join `forms`, what they lie in `kept`.
+
+    Raises ShapeError if the records are not those of as many tokens and heads, CorruptRecord.
+    """
+    codec = codec_for(encoded.spec, encoded.stream)
+    split = len(encoded.full) * codec.token_group
+    rest = encoded.tokens - split
+    if not (0 <= rest < codec.token_group and len(encoded.tail) == bool(rest)):
+        raise ShapeError(f"{encoded.stream.name.lower()}: {encoded.tokens} tokens are not what its records hold")
     parts = []
-    for body, first, tokens in ((encoded.full, 0, group), (encoded.tail, split, encoded.tokens - split)):
+    for body, first, tokens in ((encoded.full, 0, codec.token_group), (encoded.tail, split, rest)):
         if len(body):
+            if body.shape[1] != encoded.heads:
+                name = encoded.stream.name.lower()
+                raise ShapeError(f"{name}: records of {body.shape[1]} heads, want {encoded.heads}")
+            own = take_body(body, codec.sections(tokens, encoded.dim).total)
+            codec.validate(own, tokens, encoded.dim)
+            kept.append(own)
             forms.append(form_of(encoded.spec, encoded.stream, tokens, encoded.dim, encoded.dtype))
-            number = np.arange(len(body), dtype=np.int64)
-            begin, place = first + number * tokens, body.ctypes.data + number * body.strides[0]
-            form, start = np.full(len(body), len(forms) - 1), np.zeros(len(body), np.int64)
+            number = np.arange(len(own), dtype=np.int64)
+            begin, place = first + number * tokens, own.ctypes.data + number * own.strides[0]
+            form, start = np.full(len(own), len(forms) - 1), np.zeros(len(own), np.int64)
             parts.append(Spans(begin, begin + tokens, place, form, start))
     return Spans.join(parts)

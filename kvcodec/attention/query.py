@@ -51,7 +51,8 @@ def quantize_queries(q: NDArray[np.float64], dims: tuple[int, ...], scale: float
 
     scale: of the logits, in nats, above 0. Raises SpecError.
     """
-    if not (math.isfinite(scale) and scale > 0):
+    wide = float(scale)
+    if not (wide > 0 and math.isfinite(wide * math.log2(math.e))):
         raise SpecError(f"scale is {scale}, want a finite number above 0")
     _, exponents = np.frexp(np.abs(q).max(axis=2))  # at most 2**exponent
     up = np.where(q.any(axis=2), _NUMBER_BITS - exponents, 0).astype(np.int64)
@@ -61,6 +62,6 @@ def quantize_queries(q: NDArray[np.float64], dims: tuple[int, ...], scale: float
     for dim in dims:
         numbers[..., target : target + dim] = rounded[..., source : source + dim]
         source, target = source + dim, target + align(dim, TILE_LANES)
-    mantissa, exponent = math.frexp(scale * math.log2(math.e))
+    mantissa, exponent = math.frexp(wide * math.log2(math.e))
     factor = min(round(mantissa * 2**_FACTOR_BITS), 2**_FACTOR_BITS - 1)
     return Queries(numbers, exponent - _FACTOR_BITS - up, np.full(up.shape, factor, np.int32))

@@ -64,4 +64,7 @@ class Found:
 
     @property
     def spans(self) -> Spans:
-        return Spans.join(self.parts)
+        """All of them, in token order."""
+        spans = Spans.join(self.parts)
+        order = np.argsort(spans.first, kind="stable")
+        return Spans(*(column[order] for column in spans))

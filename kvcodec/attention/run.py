@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -87,11 +87,10 @@ class Prepared:
             for part in parts:
                 self._attend(part, self._memories[0])
             return
-        others = [
-            self._pool.submit(self._attend, part, memory)
-            for part, memory in zip(parts[1:], self._memories[1:], strict=False)
-        ]
+        others: list[Future[None]] = []
         try:
+            for part, memory in zip(parts[1:], self._memories[1:], strict=False):
+                others.append(self._pool.submit(self._attend, part, memory))
             self._attend(parts[0], self._memories[0])
         finally:
             wait(others)

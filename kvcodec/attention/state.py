@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.errors import ShapeError
+from kvcodec.layout import TILE_LANES
 
 _TOTAL_POINT, _OUTPUT_POINT = 36, 47  # bits behind the point: 20 + 16 of a sum of Q16 shares; of outputs
 
@@ -53,7 +54,10 @@ class AttentionState:
 
         if self.outputs.shape != other.outputs.shape:
             raise ShapeError(f"states are of shapes {self.outputs.shape} and {other.outputs.shape}: other queries")
-        states, outputs = np.stack([self.states, other.states]), np.stack([self.outputs, other.outputs])
+        dim = self.outputs.shape[1]
+        whole = (0, 0), (0, -dim % TILE_LANES)  # kernels take whole vectors
+        outputs = np.stack([np.pad(self.outputs, whole), np.pad(other.outputs, whole)])
+        states = np.stack([self.states, other.states])
         merge_slots(np.array([[0, 1]], np.int64), states, outputs)
         tokens, bytes_read = self.tokens + other.tokens, self.bytes_read + other.bytes_read
-        return AttentionState(states[0], outputs[0], tokens, bytes_read)
+        return AttentionState(states[0], outputs[0, :, :dim].copy(), tokens, bytes_read)

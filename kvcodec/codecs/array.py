@@ -98,6 +98,8 @@ def decode_array(
     chosen = _take_tokens(tokens, encoded.tokens)
     codec = codec_for(encoded.spec, encoded.stream)
     out = take_out(out, (len(chosen), encoded.heads, encoded.dim), wanted)
+    if np.may_share_memory(out, encoded.full) or np.may_share_memory(out, encoded.tail):
+        raise ShapeError("out: shares memory with what is to be decoded")
     rows = out if wanted == np.float32 else out.view(np.uint16)
     split = len(encoded.full) * codec.token_group
     _decode_into(rows, chosen < split, chosen, encoded.full, codec.token_group, codec, encoded)

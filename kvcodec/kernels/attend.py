@@ -17,9 +17,11 @@ from kvcodec.kernels._lanes import (
     splat,
 )
 from kvcodec.kernels._simd import (
+    load_lanes,
     load_long,
     load_word,
     store_lanes,
+    store_word,
 )
 from kvcodec.kernels.fold import SEGMENT
 from kvcodec.kernels.forms import (
@@ -146,8 +148,12 @@ def score_strips(
                 place = numbers.ctypes.data + 4 * numbers.shape[1] * h
                 query = Query(place, shifts[h], factors[h], width)
                 score_streams(strip, later, (kv_head, kv_head), tables, query, scratch)
-                for t in range(strips[i, 0]):
-                    logits[h, out + t] = load_word(scratch.logits + 4 * t)
+                place = logits.ctypes.data + 4 * (logits.shape[1] * h + out)
+                whole = strips[i, 0] & ~15
+                for t in range(0, whole, 16):
+                    store_lanes(load_lanes(scratch.logits + 4 * t), place + 4 * t)
+                for t in range(whole, strips[i, 0]):
+                    store_word(load_word(scratch.logits + 4 * t), place + 4 * t)
         out += strips[i, 0]
 
 

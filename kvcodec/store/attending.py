@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, cut_strips, tile_ranges
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, StreamId
+from kvcodec.log import located as log
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.rows import take_tokens
 
@@ -47,6 +49,7 @@ def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:
     if window is not None:
         if tokens is not None:
             raise SpecError("window and tokens exclude each other: say it in tokens")
+        window = operator.index(window)
         if window < 1:
             raise SpecError(f"window is {window}, want 1 or more")
         held = range(max(held.start, held.stop - window), held.stop)
@@ -80,10 +83,13 @@ def take_layer_queries(q: Any, layer: Layer) -> npt.NDArray[np.float64]:
 
 
 class Place(NamedTuple):
-    """Where one sequence's tokens were found, a Found for each stream, and which of them are asked for."""
+    """Where one sequence's tokens were found, a Found for each stream, which of them are asked for, and a record of
+    each block that they are read from.
+    """
 
     found: Sequence_[Found]
     asked: Asked
+    read: Sequence_[log.Place]
 
 
 def attend_places(
@@ -105,7 +111,7 @@ def attend_places(
             raise SpecError("latent attention needs scale=: that of the heads before their projections were absorbed")
         scale = float(scored[0]) ** -0.5
     strips = []
-    for n, (found, asked) in enumerate(places):
+    for n, (found, asked, _) in enumerate(places):
         spans = [one.spans for one in found]
         try:
             ranges = asked.ranges if asked.chosen is None else tile_ranges(spans[0], asked.chosen)

@@ -19,14 +19,15 @@ from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.reading import load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
 
-_STAGED_MAX = 256  # records of which a copy is kept
+_COPIES_MAX = 256  # records of which a copy is kept
 
 
 class _Mapped(NamedTuple):
-    """A record that kernels read where it lies in the file: from which byte on, and how."""
+    """A record that kernels read where it lies in the file: from which byte on, how, and from which of its tokens."""
 
     byte: int
     form: Form
+    start: int
 
 
 class StreamPlaces:
@@ -42,14 +43,22 @@ class StreamPlaces:
 
     def _forget(self, first: int) -> None:
         self._known = Spans()  # places are bytes of the file, forms those of this object
+        self._copied: list[tuple[Extent, Found]] = []  # records among them that no kernel can read in the map
         self._first = self._end = first
         self._blocks: dict[tuple[int, int], Place] = {}
-        self._staged: dict[tuple[int, int], Found] = {}
+        self._waiting: dict[tuple[int, int], Found] = {}
         self._changes = self._extents.changes
 
-    def find(self, first: int, end: int, open_: OpenRows | None, outgoing: Outgoing, forms: list[Form]) -> Found:
-        """Tokens first … end - 1, as far as they are there. Raises CorruptRecord."""
+    def find(
+        self, first: int, end: int, open_: OpenRows | None, outgoing: Outgoing, forms: list[Form]
+    ) -> tuple[Found, list[Place]]:
+        """Tokens first … end - 1, as far as they are there, and a record of each block that they are read from.
+
+        Raises CorruptRecord.
+        """
         found = Found(forms)
+        if first >= end:
+            return found, []
         border = end if open_ is None else max(first, min(end, open_.first))
         if self._changes != self._extents.changes or not self._first <= first <= self._end:
             self._forget(first)
@@ -57,39 +66,45 @@ class StreamPlaces:
         learnt = self._learn(rest)
         self._add_known(first, border, found)
         for extent in rest[learnt:]:
-            self._add_staged(extent, found)
+            self._add_waiting(extent, found)
         if open_ is not None and border < end:
             rows = open_.rows[border - open_.first : end - open_.first]
             if is_coded(open_):
                 found.add_codes(border, rows, outgoing.policy.spec, self._stream.id, self._stream.dim)
             else:
                 found.add_raw(border, rows, self._dtype)
-        return found
-
-    def check(self) -> None:
-        """Raises CorruptRecord if a block was erased in which records are known."""
-        for place in self._blocks.values():
-            self._log.check_unerased(place)
+        return found, list(self._blocks.values())
 
     def _learn(self, extents: list[Extent]) -> int:
-        """Enter the records at the end of what is known, up to the first one that has to be staged: how many."""
+        """Enter records at the end of what is known, up to the first one that waits for its unit to fill: how many."""
         rows: list[tuple[int, int, int, int, int]] = []
-        for extent in extents:
-            mapped = self._map(extent)
-            if mapped is None:
-                break
-            if mapped.form not in self._forms:
-                self._forms.append(mapped.form)
-            number, start = self._forms.index(mapped.form), extent.first - extent.coded.first
-            rows.append((extent.first, extent.end, mapped.byte, number, start))
-            place = extent.coded.parts[0].place
-            self._blocks[place.block, place.generation] = place
-            self._end = extent.end
-        if rows:
-            columns = np.array(rows, np.int64).T
-            self._known = Spans.join([self._known, Spans(*(np.ascontiguousarray(c) for c in columns))])
-            self._staged.clear()  # most of them were waiting, and are in the map now
-        return len(rows)
+        learnt = 0
+        try:
+            for extent in extents:
+                place = extent.coded.parts[0].place
+                if any(self._log.waits(part.place) for part in extent.coded.parts):
+                    break
+                mapped = self._map(extent)
+                if mapped is not None:
+                    rows.append((extent.first, extent.end, mapped.byte, self._number(mapped.form), mapped.start))
+                    self._blocks[place.block, place.generation] = place
+                elif len(self._copied) < _COPIES_MAX:
+                    self._copied.append((extent, self._copy(extent)))
+                else:
+                    break
+                self._end = extent.end
+                learnt += 1
+        finally:  # a damaged record takes nothing from those before it
+            if rows:
+                columns = np.array(rows, np.int64).T
+                self._known = Spans.join([self._known, Spans(*(np.ascontiguousarray(c) for c in columns))])
+                self._waiting.clear()  # most of them are in the map now
+        return learnt
+
+    def _number(self, form: Form) -> int:
+        if form not in self._forms:
+            self._forms.append(form)
+        return self._forms.index(form)
 
     def _add_known(self, first: int, end: int, found: Found) -> None:
         known = self._known
@@ -101,15 +116,18 @@ class StreamPlaces:
             numbers = np.array([found.number(form) for form in self._forms], np.int64)
             part = Spans(*(column[lo:hi] for column in known))
             found.parts.append(part._replace(place=part.place + view.ctypes.data, form=numbers[part.form]))
+        for extent, copy in self._copied:
+            if extent.first < end and extent.end > first:
+                found.take(copy)
 
     def _map(self, extent: Extent) -> _Mapped | None:
-        """Where a checked record lies in the map, or None if it has to be staged: it waits for its unit to fill, its
-        heads lie in several places, it holds rows coded one by one, or raw rows that are no whole vectors.
+        """Where a checked record lies in the map, or None if kernels cannot read it there: its heads lie in several
+        places, it holds rows coded one by one, or raw rows that are no whole vectors.
         """
         coded, stream = extent.coded, self._stream
         part = coded.parts[0]
         raw = coded.step is not None and coded.step.codec == CodecId.RAW
-        if len(coded.parts) > 1 or self._log.waits(part.place) or (coded.step is not None and not raw):
+        if len(coded.parts) > 1 or (coded.step is not None and not raw):
             return None
         header, body, byte = load_part(self._log, coded, part)
         if raw:
@@ -122,27 +140,28 @@ class StreamPlaces:
             except CorruptRecord as error:
                 raise CorruptRecord(byte + error.offset, error.why) from None
         self._log.check_unerased(part.place)
-        return None if form.bits == 16 and stream.dim % TILE_LANES else _Mapped(byte, form)
+        return None if form.bits == 16 and stream.dim % TILE_LANES else _Mapped(byte, form, extent.first - coded.first)
 
-    def _add_staged(self, extent: Extent, found: Found) -> None:
-        own = self._staged.get((extent.coded.lsn, extent.first))
+    def _add_waiting(self, extent: Extent, found: Found) -> None:
+        own = self._waiting.get((extent.coded.lsn, extent.first))
         if own is None:
-            self._stage(extent, own := Found([]))
-            if len(self._staged) < _STAGED_MAX:
-                self._staged[extent.coded.lsn, extent.first] = own
+            own = self._copy(extent)
+            if len(self._waiting) < _COPIES_MAX:
+                self._waiting[extent.coded.lsn, extent.first] = own
         found.take(own)
 
-    def _stage(self, extent: Extent, found: Found) -> None:
-        """A record's tokens, copied to where a kernel can read them."""
+    def _copy(self, extent: Extent) -> Found:
+        """A record's tokens, checked, and copied to where a kernel can read them."""
+        found = Found([])
         coded, stream = extent.coded, self._stream
         if coded.step is not None and coded.step.codec != CodecId.RAW:
             found.add_codes(extent.first, read_codes(self._log, extent, stream), coded.step, stream.id, stream.dim)
-            return
+            return found
         header, _, _ = load_part(self._log, coded, coded.parts[0])
         if coded.step is not None or int(header["codec"]) == CodecId.RAW:
             rows = read_extent(self._log, extent, stream, self._dtype, as_float32=False)
             found.add_raw(extent.first, rows[extent.first - coded.first : extent.end - coded.first], self._dtype)
-            return
+            return found
         spec = read_spec(header)
         heads = [load_part(self._log, coded, part)[1].reshape(part.heads, -1) for part in coded.parts]
         body = np.concatenate(heads)
@@ -151,3 +170,4 @@ class StreamPlaces:
             self._log.check_unerased(part.place)
         form = form_of(spec, stream.id, coded.tokens, stream.dim, self._dtype)
         found.add_body(extent.first, extent.end, body, form, extent.first - coded.first)
+        return found

@@ -113,19 +113,16 @@ class Readable:
         """Where attention finds the tokens that it is asked for. forms: those of records, to be added to."""
         asked = ask_tokens(tokens, window, self._held(layer))
         first, end = asked.bounds
-        found = []
+        found, blocks = [], []
         for stream in uses_of(self.layer(layer))[0]:
             key = layer, stream.id
             if key not in self._places:
                 extents = self._index.maps[key]
                 self._places[key] = StreamPlaces(self._store.log, extents, stream, self._index.model.dtype_id)
-            found.append(self._places[key].find(first, end, self._open.get(key), self._outgoing[key], forms))
-        return Place(found, asked)
-
-    def check_places(self, layer: int) -> None:
-        """Raises CorruptRecord if what attention read was erased meanwhile."""
-        for stream in self.layer(layer).streams:
-            self._places[layer, stream.id].check()
+            own, read = self._places[key].find(first, end, self._open.get(key), self._outgoing[key], forms)
+            found.append(own)
+            blocks += read
+        return Place(found, asked, blocks)
 
     def lost(self, layer: int) -> CorruptRecord:
         """The error for tokens of a layer that damage took."""

@@ -289,9 +289,13 @@ class Store:
             )
         except LookupError as error:
             raise sequences[int(error.args[0])].lost(layer) from None
+        except RuntimeError:  # the pool is gone
+            if not self._closed:
+                raise
+            raise StoreClosed(f"{self.path} was closed meanwhile") from None
         with self.lock:
-            for sequence in sequences:
-                sequence.check_places(layer)
+            for place in (place for found in places for place in found.read):
+                self.log.check_unerased(place)
         return states if return_state else np.stack([state.output() for state in states])
 
     def sync_log(self) -> None:
