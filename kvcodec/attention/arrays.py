@@ -15,7 +15,7 @@ from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, Spans, cut_strips, form_of
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
-from kvcodec.codecs.codec import take_body
+from kvcodec.codecs.codec import take_body, take_out
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, CodecId, StreamId, align
 
@@ -100,7 +100,7 @@ class Scores:
         numbers, shifts, factors = (array[0] for array in _quantize(q, k, scale))
         dim = align(k.dim, TILE_LANES)
         tables = np.array(forms, np.int64).reshape(-1, 9), np.array([[dim, 0, 1, 0, 1]], np.int64)
-        memory = np.empty(scratch_bytes(dim, 1), np.uint8)
+        memory = take_out(None, (scratch_bytes(dim, 1),), np.uint8)
         self._logits = np.empty((len(numbers), k.tokens), np.int32)
         arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, dim, memory, self._logits
         self._kernel = partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvcodec.attention.query import Queries
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form
+from kvcodec.codecs.codec import take_out
 from kvcodec.layout import TILE_LANES, align
 
 CHUNK = 64  # strips: 4,096 tokens where they are whole; states are merged in this order whatever the threads
@@ -72,7 +73,7 @@ class Prepared:
         self._given = *_tables(task), *task.queries, task.query_bits, per_head, widest
         self._counts = {n: (int(t[:, 0].sum()), count_bytes(task, t)) for n, t in enumerate(task.strips)}
         size = scratch_bytes(widest, len(task.uses))
-        self._memories = [np.empty(size, np.uint8) for _ in range(max(1, threads))]
+        self._memories = [take_out(None, (size,), np.uint8) for _ in range(max(1, threads))]
 
     def run(self) -> list[AttentionState]:
         """States of each query."""

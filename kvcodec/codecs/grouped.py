@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec import layout
-from kvcodec.codecs.codec import Encoded, freeze, split_records, take_body, take_out
+from kvcodec.codecs.codec import Encoded, aligned_zeros, freeze, split_records, take_body, take_out
 from kvcodec.codecs.sections import HeadSections, grouped_sections, padded_tokens, scale_shape
 from kvcodec.errors import CorruptRecord
 from kvcodec.kernels import dequantize, floats, quantize, steps
@@ -56,7 +56,8 @@ class GroupedCodec:
         records = split_records(rows, tokens)
         _, heads, dim = rows.shape
         head, whole = self._describe(tokens, dim, heads)
-        body = (np.empty if whole else np.zeros)((records, heads, head.total), np.uint8)
+        shape = records, heads, head.total
+        body = take_out(None, shape, np.uint8) if whole else aligned_zeros(shape)
         rows, figures = freeze(rows), np.empty((records, heads), np.int32)
         work = take_out(None, (quantize.work_bytes(tokens, dim),), np.uint8)
         quantize.quantize_records(

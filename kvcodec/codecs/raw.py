@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, split_records, take_body, take_out
+from kvcodec.codecs.codec import Encoded, aligned_zeros, split_records, take_body, take_out
 from kvcodec.codecs.sections import HeadSections, raw_sections
 from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
@@ -33,7 +33,7 @@ class RawCodec:
         """See `Codec`; the errors are 0."""
         records = split_records(rows, tokens)
         _, heads, dim = rows.shape
-        body = np.zeros((records, heads, self.sections(tokens, dim).total), np.uint8)
+        body = aligned_zeros((records, heads, self.sections(tokens, dim).total))
         _view_rows(body, tokens, dim)[...] = rows.reshape(records, tokens, heads, dim).transpose(0, 2, 1, 3)
         return Encoded(body, np.zeros((records, heads), np.uint16))
 
