@@ -267,7 +267,7 @@ def test_heads_that_are_strided_are_read_as_they_are():
     assert relative_error(attend_arrays(q, *some), attend(q, *map(decoded, some))[0]) <= 5e-4
 
 
-@pytest.mark.parametrize(("spec", "most"), [("int8/channel/g64", 5e-3), ("int2/channel/g64", 2e-2)])
+@pytest.mark.parametrize(("spec", "most"), [("int8/channel/g64", 5e-3), ("int2/channel/g64", 3e-2)])
 def test_channels_far_from_zero_cost_what_the_document_says(spec, most):
     q, k, v = normal(1, 4, 64), normal(2, 512, 1, 64), normal(3, 512, 1, 64)
     k[:, :, :4] = 30 + 0.02 * k[:, :, :4]
