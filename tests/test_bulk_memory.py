@@ -13,7 +13,7 @@ import pytest
 from kvcodec.bulk.new_log import making_path
 from kvcodec.dumps import open_dump
 from kvcodec.layout import StreamId
-from tests.test_bulk_resume import big_dump
+from tests.test_bulk_resume import big_dump, size_of
 
 JOB = (
     "import sys, kvcodec as kv\n"
@@ -35,7 +35,7 @@ def kill_midway(dump, log, size):
         [sys.executable, "-c", JOB, "encode", str(dump), str(log), "{'resume': True}"], cwd=Path.cwd()
     )
     making = making_path(log)
-    while child.poll() is None and not (making.exists() and making.stat().st_size > size):
+    while child.poll() is None and size_of(making) <= size:
         time.sleep(0.005)
     child.kill()
     assert child.wait() == -signal.SIGKILL

@@ -255,6 +255,14 @@ def big_dump(path, mib, layers=8, heads=8, dim=128):
     return path
 
 
+def size_of(path):
+    """The file's bytes; 0 when it is not there, or no longer: its writer renames it when it ends."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def test_killed_at_random_moments_until_done(tmp_path):
     dump = big_dump(tmp_path / "chat.safetensors", 64)
     encode_dump(dump, tmp_path / "whole.kvlog")
@@ -265,11 +273,11 @@ def test_killed_at_random_moments_until_done(tmp_path):
             [sys.executable, "-c", code, str(dump), str(log)], cwd=Path.cwd(), stdout=subprocess.PIPE
         )
         child.stdout.readline()
-        size = making_path(log).stat().st_size if making_path(log).exists() else 0
+        size = size_of(making_path(log))
         patience = time.monotonic() + 60  # let it get on by some MiB, then kill it at any moment
         wanted = size + random_.randint(0, 6 << 20)
         while child.poll() is None and time.monotonic() < patience:
-            if kills < 8 and making_path(log).exists() and making_path(log).stat().st_size > wanted:
+            if kills < 8 and size_of(making_path(log)) > wanted:
                 time.sleep(random_.random() / 50)
                 child.kill()
             time.sleep(0.001)
