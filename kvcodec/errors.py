@@ -80,6 +80,17 @@ class IdentityMismatch(FormatError):
     """The log belongs to another model, or to another shard of it, than the caller's."""
 
 
+class MissingDictionary(FormatError):
+    """Records are coded over a dictionary that neither the log nor the caller has.
+
+    Attributes: basis, the 16 bytes that name the set of dictionaries.
+    """
+
+    def __init__(self, basis: bytes, message: str) -> None:
+        self.basis = basis
+        super().__init__(message)
+
+
 class DeviceError(KvcodecError, OSError):
     """The emulated device, or the file beneath it, refused an operation."""
 

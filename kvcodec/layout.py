@@ -21,6 +21,7 @@ SPARE_BYTES = 16
 NO_FRAME = 0xFFFF
 BLOCK_MAGIC = 0x4B4C424B  # "KBLK"
 FRAME_MAGIC = 0x4B46524D  # "MRFK", before the salt
+KVDICT_MAGIC = b"\x89KVDIC\r\n"
 SIDECAR_MAGIC = b"\x89KVIDX\r\n"
 COUNTER_LIMIT = 1 << 62  # of generations, frame numbers, lsns, ids and byte counts: none can ever wrap
 TILE_LANES = 16
@@ -126,6 +127,16 @@ MODEL_LAYER = np.dtype(
     ]
 )
 
+# How vectors are coded over a dictionary, and which: all zero for other codecs.
+_SPARSE = [
+    ("basis_hash", "V16"),
+    ("dictionary_atoms", "<u4"),
+    ("error_bound", "<u2"),
+    ("atoms", "u1"),
+    ("low_atoms", "u1"),
+    ("coefficient_bits", "u1"),
+]
+
 SEQUENCE_HEADER = np.dtype(
     [
         *_RECORD,
@@ -151,6 +162,8 @@ POLICY = np.dtype(
         ("residual", "<u4"),
         ("sinks", "<u4"),
         ("reserved_too", "<u4"),
+        *_SPARSE,
+        ("reserved_sparse", "V7"),
     ]
 )
 
@@ -177,28 +190,47 @@ GROUP_HEADER = np.dtype(
         ("position_bytes", "<u4"),
         ("metadata_bytes", "<u4"),
         ("code_bytes", "<u4"),
-        ("basis_hash", "V16"),
-        ("reserved", "V24"),
+        *_SPARSE,
+        ("reserved", "V15"),
     ]
 )
 
-STEP_HEADER = np.dtype(
+_STEP = [
+    *_RECORD,
+    ("codec", "u1"),
+    ("streams", "u1"),
+    ("flags", "<u2"),
+    ("first_layer", "<u2"),
+    ("layers", "<u2"),
+    ("first_head", "<u2"),
+    ("heads", "<u2"),
+    ("tokens", "<u4"),
+    ("first_token", "<u8"),
+    ("all_heads", "<u2"),
+    ("group", "<u2"),
+]
+STEP_HEADER = np.dtype([*_STEP, ("reserved", "V4")])
+ROWS_HEADER = np.dtype([*_STEP, *_SPARSE, ("reserved", "V11")])
+
+DICTIONARY_HEADER = np.dtype(
     [
         *_RECORD,
-        ("codec", "u1"),
-        ("streams", "u1"),
-        ("flags", "<u2"),
-        ("first_layer", "<u2"),
-        ("layers", "<u2"),
-        ("first_head", "<u2"),
-        ("heads", "<u2"),
-        ("tokens", "<u4"),
-        ("first_token", "<u8"),
-        ("all_heads", "<u2"),
-        ("group", "<u2"),
-        ("reserved", "V4"),
+        ("basis_hash", "V16"),
+        ("parent_hash", "V16"),
+        ("atoms", "<u4"),
+        ("first_atom", "<u4"),
+        ("chunk", "<u4"),
+        ("matrix", "<u2"),
+        ("matrices", "<u2"),
+        ("head_dim", "<u2"),
+        ("uses", "<u2"),
+        ("transform", "u1"),
+        ("mean", "u1"),
+        ("reserved", "V42"),
     ]
 )
+
+DICTIONARY_USE = np.dtype([("layer", "<u2"), ("stream", "u1"), ("reserved", "u1")])
 
 DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("reserved", "V24")])
 
@@ -227,6 +259,33 @@ SIDECAR = np.dtype(
 
 SIDECAR_ENTRY = np.dtype([("generation", "<u8"), ("block", "<u4"), ("offset", "<u4"), ("header", "V128")])
 
+KVDICT = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u2"),
+        ("dictionaries", "<u2"),
+        ("information_bytes", "<u4"),
+        ("basis_hash", "V16"),
+        ("file_bytes", "<u8"),
+        ("reserved", "V20"),
+        ("crc", "<u4"),
+    ]
+)
+
+KVDICT_ENTRY = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("atoms", "<u4"),
+        ("crc", "<u4"),
+        ("head_dim", "<u2"),
+        ("uses", "<u2"),
+        ("errors", "<u2"),
+        ("transform", "u1"),
+        ("flags", "u1"),
+        ("reserved", "V8"),
+    ]
+)
+
 FRAME_OVERHEAD = FRAME_HEADER.itemsize + FRAME_TRAILER.itemsize
 
 
@@ -245,6 +304,7 @@ class Kind(IntEnum):
     STEP = 4
     DICTIONARY = 5
     DROP = 6
+    ROWS = 7
 
 
 class StreamId(IntEnum):
@@ -263,6 +323,7 @@ class CodecId(IntEnum):
     INT8 = 2
     INT4 = 3
     INT2 = 4
+    DICTIONARY = 5
 
 
 class Axis(IntEnum):
@@ -274,16 +335,26 @@ class Axis(IntEnum):
 
 
 class GroupFlag(IntFlag):
-    """Flags of grouped integers."""
+    """Flags of grouped integers, and of codes over a dictionary."""
 
     NONE = 0
     SYMMETRIC = 1
+    SETS = 2
+
+
+class KvdictFlag(IntFlag):
+    """What of a dictionary a .kvdict file holds beside its atoms."""
+
+    NONE = 0
+    MEAN = 1
+    METRIC = 2
 
 
 class Transform(IntEnum):
     """What was done to the rows before they were coded."""
 
     NONE = 0
+    PRE_ROPE = 1
 
 
 class DtypeId(IntEnum):
@@ -306,7 +377,9 @@ HEADERS: dict[int, np.dtype[np.void]] = {
     Kind.SEQUENCE: SEQUENCE_HEADER,
     Kind.GROUP: GROUP_HEADER,
     Kind.STEP: STEP_HEADER,
+    Kind.DICTIONARY: DICTIONARY_HEADER,
     Kind.DROP: DROP_HEADER,
+    Kind.ROWS: ROWS_HEADER,
 }
 
 RECORD_ALIGNMENT: dict[int, int] = {Kind.GROUP: ALIGNMENT, Kind.DICTIONARY: ALIGNMENT}

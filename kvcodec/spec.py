@@ -1,15 +1,17 @@
-"""Codec specs: text such as "int4/channel/g64" or "int4/token/g32/sym", and the dataclass behind it."""
+"""Codec specs: text such as "int4/channel/g64" or "dict/s8/c6/ef", and the dataclass behind it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcodec.errors import SpecError
-from kvcodec.layout import Axis, CodecId, GroupFlag
+from kvcodec.layout import CHANNEL_LANE_TOKENS, Axis, CodecId, GroupFlag
+from kvcodec.sparse_spec import SparseCodes
 
 _BITS = {CodecId.INT8: 8, CodecId.INT4: 4, CodecId.INT2: 2}
-_NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()}
+_NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()} | {CodecId.DICTIONARY: "dict"}
 KNOWN_CODECS = tuple(_NAMES)
+GROUPED_CODECS = tuple(_BITS)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
 _GROUP_STEP = 16
 _GROUP_MAX = 4096
@@ -19,36 +21,51 @@ _GROUP_MAX = 4096
 class CodecSpec:
     """How one stream is coded.
 
-    codec: raw 16-bit, or grouped integers. axis: `channel` has one scale a channel for `group` consecutive
-    tokens (for K), `token` one scale a token for `group` consecutive channels (for V). group: a multiple of
+    codec: raw 16-bit, grouped integers, or a dictionary. axis: `channel` has one scale a channel for `group`
+    consecutive tokens (for K), `token` one scale a token for `group` consecutive channels (for V). group: a multiple of
     16; 32, 64 and 128 are the fast ones. symmetric: no zero points.
+    Of a dictionary (`sparse`) axis is `token`, each vector having one scale, and group is the tokens of a record, a
+    multiple of 64.
     """
 
     codec: CodecId
     axis: Axis = Axis.NONE
     group: int = 0
     symmetric: bool = False
+    sparse: SparseCodes | None = None
 
     def __post_init__(self) -> None:
         if self.codec not in _NAMES:
             raise SpecError(f"codec {int(self.codec)} is unknown")
+        if (self.sparse is not None) != (self.codec == CodecId.DICTIONARY):
+            raise SpecError(f"{_NAMES[self.codec]}: dict has codes over a dictionary, and no other codec has them")
         if self.codec == CodecId.RAW:
             if self.axis != Axis.NONE or self.group or self.symmetric:
                 raise SpecError("raw takes no axis, group or symmetry")
             return
+        if self.sparse is not None and (self.axis != Axis.TOKEN or self.symmetric):
+            raise SpecError("dict has one scale a token, and no symmetry")
         if self.axis not in _AXES:
             raise SpecError(f"{_NAMES[self.codec]} needs an axis: channel or token")
-        if self.group <= 0 or self.group % _GROUP_STEP or self.group > _GROUP_MAX:
-            raise SpecError(f"group is {self.group}, want a multiple of {_GROUP_STEP} up to {_GROUP_MAX}")
+        step = CHANNEL_LANE_TOKENS if self.sparse else _GROUP_STEP
+        if self.group <= 0 or self.group % step or self.group > _GROUP_MAX:
+            raise SpecError(f"group is {self.group}, want a multiple of {step} up to {_GROUP_MAX}")
 
     @property
     def bits(self) -> int:
         """Bits of one code; 16 for raw."""
-        return _BITS.get(self.codec, 16)
+        return self.sparse.bits if self.sparse else _BITS.get(self.codec, 16)
 
     @property
     def flags(self) -> GroupFlag:
-        return GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE
+        sets = GroupFlag.SETS if self.sparse and self.sparse.sets else GroupFlag.NONE
+        return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets
+
+    def bound_to(self, size: int, basis: bytes) -> CodecSpec:
+        """This spec over a dictionary of `size` atoms of the set named `basis`. Raises SpecError for another codec."""
+        if self.sparse is None:
+            raise SpecError(f"{self} takes no dictionary")
+        return replace(self, sparse=self.sparse.bound_to(size, basis))
 
     @classmethod
     def parse(cls, text: str | CodecSpec) -> CodecSpec:
@@ -63,23 +80,41 @@ class CodecSpec:
         codec = next((c for c, n in _NAMES.items() if n == name), None)
         if codec is None:
             raise SpecError(f"codec spec {text!r}: {name!r} is unknown, want {' or '.join(_NAMES.values())}")
-        axis, group, symmetric = Axis.NONE, 0 if codec == CodecId.RAW else 64, False
-        for part in parts:
-            if part in _AXES.values():
-                axis = next(a for a, n in _AXES.items() if n == part)
-            elif part == "sym":
-                symmetric = True
-            elif part[:1] == "g" and part[1:].isascii() and part[1:].isdigit() and len(part) < 8:
-                group = int(part[1:])
-            else:
-                raise SpecError(f"codec spec {text!r}: {part!r} is unknown, want channel, token, gN or sym")
         try:
-            return cls(codec, axis, group, symmetric)
+            return _parse_dictionary(parts) if codec == CodecId.DICTIONARY else _parse_grouped(codec, parts)
         except SpecError as error:
             raise SpecError(f"codec spec {text!r}: {error}") from None
 
     def __str__(self) -> str:
         if self.codec == CodecId.RAW:
             return "raw"
+        if self.sparse is not None:
+            return f"dict/{self.sparse}/g{self.group}"
         sym = "/sym" if self.symmetric else ""
         return f"{_NAMES[self.codec]}/{_AXES[self.axis]}/g{self.group}{sym}"
+
+
+def _parse_group(part: str) -> int | None:
+    digits = part[1:]
+    return int(digits) if part[:1] == "g" and digits.isascii() and digits.isdigit() and len(part) < 8 else None
+
+
+def _parse_grouped(codec: CodecId, parts: list[str]) -> CodecSpec:
+    axis, group, symmetric = Axis.NONE, 0 if codec == CodecId.RAW else 64, False
+    for part in parts:
+        size = _parse_group(part)
+        if part in _AXES.values():
+            axis = next(a for a, n in _AXES.items() if n == part)
+        elif part == "sym":
+            symmetric = True
+        elif size is not None:
+            group = size
+        else:
+            raise SpecError(f"{part!r} is unknown, want channel, token, gN or sym")
+    return CodecSpec(codec, axis, group, symmetric)
+
+
+def _parse_dictionary(parts: list[str]) -> CodecSpec:
+    groups = [size for part in parts if (size := _parse_group(part)) is not None]
+    codes = SparseCodes.parse([part for part in parts if _parse_group(part) is None])
+    return CodecSpec(CodecId.DICTIONARY, Axis.TOKEN, groups[-1] if groups else CHANNEL_LANE_TOKENS, sparse=codes)

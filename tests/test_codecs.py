@@ -65,7 +65,7 @@ def test_raw_is_bit_exact(records, heads, dim, seed):
     rows = np.random.default_rng(seed).integers(0, 0x10000, (records * 5, heads, dim), np.uint16)
     rows[0, 0, 0] = 0x8000
     codec = codec_for("raw", StreamId.K)
-    body, errors = codec.encode(rows, DtypeId.BFLOAT16, 5)
+    body, errors, _ = codec.encode(rows, DtypeId.BFLOAT16, 5)
     assert body.shape == (records, heads, codec.sections(5, dim).total)
     assert not errors.any()
     codec.validate(body, 5, dim)
@@ -86,7 +86,7 @@ def test_raw_array_keeps_negative_zero_and_subnormals(dtype):
 def test_heads_and_records_decode_alone(spec, stream):
     codec = codec_for(spec, StreamId[stream.upper()])
     rows = make_array((3 * 20, 4, 24)).view(np.uint16)
-    body, errors = codec.encode(rows, DtypeId.BFLOAT16, 20)
+    body, errors, _ = codec.encode(rows, DtypeId.BFLOAT16, 20)
     assert errors.shape == (3, 4)
     decoded = codec.decode(body, 20, 24, DtypeId.BFLOAT16)
     np.testing.assert_array_equal(codec.decode(body[1, 2:], 20, 24, DtypeId.BFLOAT16), decoded[20:40, 2:])

@@ -9,8 +9,10 @@ import pytest
 
 from kvcodec import errors, layout
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.planes import unpack_rows
+from kvcodec.codecs.rows import GroupedRows
 from kvcodec.codecs.sections import raw_sections
+from kvcodec.codecs.sizes import head_sections, step_row_bytes
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
@@ -18,6 +20,7 @@ from kvcodec.layout import DtypeId, Kind, StreamId
 from kvcodec.log import frame as frames
 from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import load_sidecar
+from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import read_model
@@ -28,7 +31,7 @@ FORMATS = Path(__file__).resolve().parent.parent / "formats"
 GOLDEN = Path(__file__).resolve().parent / "golden"
 DOCUMENTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FORMATS.glob("*.md"))}
 STRUCTS = {name: value for name, value in vars(layout).items() if isinstance(value, np.dtype)}
-ENUMS = ["FrameType", "Kind", "StreamId", "CodecId", "Axis", "GroupFlag", "Transform", "DtypeId", "RopeLayout"]
+ENUMS = ["FrameType", "Kind", "StreamId", "CodecId", "Axis", "GroupFlag", "Transform", "DtypeId", "RopeLayout", "KvdictFlag"]
 
 
 def rows_after(marker, text):
@@ -127,11 +130,30 @@ def test_sizes_of_raw_heads():
 def test_coded_rows():
     text = DOCUMENTS["rows.md"]
     for spec, dim, size in rows_after("<!-- sizes: rows -->", text):
-        assert RowCodec(CodecSpec.parse(spec), StreamId.V).row_bytes(int(dim)) == int(size)
+        assert GroupedRows(CodecSpec.parse(spec), StreamId.V).row_bytes(int(dim)) == int(size)
     rows = np.zeros((1, 1, 16), ml_dtypes.bfloat16)
     rows[0, 0, :4] = [-1, -0.2, 0.3, 1]
-    coded = RowCodec(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), DtypeId.BFLOAT16)
+    coded = GroupedRows(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), DtypeId.BFLOAT16)
     assert re.search(r"```bytes row\n(.*?)\n```", text).group(1) == coded.tobytes().hex(" ")
+
+
+def test_sizes_of_rows_over_a_dictionary():
+    for text, size, row in rows_after("<!-- sizes: dictionary -->", DOCUMENTS["dictionary.md"]):
+        spec = CodecSpec.parse(text).bound_to(int(size), b"x" * 16)
+        assert step_row_bytes(spec, 128) == int(row) == 2 + head_sections(spec, StreamId.K, 64, 128).codes // 64
+
+
+def test_documented_set_is_that_of_the_codec():
+    text = re.search(r"```set n=(\d+) numbers=(\S+)\n(.*?)\n```", DOCUMENTS["dictionary.md"])
+    size, numbers = int(text.group(1)), [int(n) for n in text.group(2).split(",")]
+    low = (size // len(numbers)).bit_length() - 1
+    value = sum((n % 2**low) << (low * j) for j, n in enumerate(numbers))
+    value |= sum(1 << (low * len(numbers) + (n >> low) + j) for j, n in enumerate(numbers))
+    codes = SparseCodes(len(numbers), 8, sets=True, size=size)
+    packed = np.frombuffer(value.to_bytes(codes.index_bytes, "little"), np.uint8)
+    assert text.group(3) == packed.tobytes().hex(" ")
+    row = np.concatenate([np.zeros(2, np.uint8), packed, np.ones(len(numbers), np.uint8)])[None]
+    assert unpack_rows(row, codes).indices[0].tolist() == numbers
 
 
 def test_sizes_of_grouped_heads():
@@ -358,7 +380,7 @@ def test_the_worked_example_has_all_kinds(device):
     records = log.poll()
     index = LogIndex(log)
     index.enter(records)
-    assert {int(r.header["kind"]) for r in records} == set(Kind) - {Kind.DICTIONARY}
+    assert {int(r.header["kind"]) for r in records} == set(Kind) - {Kind.DICTIONARY, Kind.ROWS}
 
 
 # -- documents -----------------------------------------------------------------------------------------------------

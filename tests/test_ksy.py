@@ -16,10 +16,10 @@ import pytest
 from kaitaistruct import KaitaiStructError, ValidationFailedError
 
 from kvcodec import layout
-from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.rows import GroupedRows
 from kvcodec.flash.device import Device
 from kvcodec.layout import Axis, CodecId, Kind, StreamId
-from kvcodec.spec import CodecSpec
+from kvcodec.spec import GROUPED_CODECS, CodecSpec
 from tests.ksy_rows import coded_rows, decode_row, read_all, records
 from tests.ksy_trees import Witness, differences, in_use, parse_log, read_log, view_struct, walk
 
@@ -104,7 +104,7 @@ def test_golden_logs_hold_what_the_description_describes(parser):
                 groups.add((int(own.codec), own.is_channel_lane, int(own.axis), own.is_symmetric))
             if kind == parser.RecordKind.step:
                 rows.add((int(own.codec), own.is_symmetric))
-    both, grouped = (False, True), set(CodecId) - {CodecId.RAW}
+    both, grouped = (False, True), set(GROUPED_CODECS)
     assert kinds >= set(layout.HEADERS) - {Kind.MODEL}  # `records` keeps MODEL to itself
     assert {(CodecId.RAW, lane, Axis.NONE, False) for lane in both} <= groups
     assert {(c, lane, a) for c in grouped for lane in both for a in (1, 2)} <= {g[:3] for g in groups}
@@ -130,7 +130,7 @@ def test_coded_rows_are_what_the_codec_decodes(name, parser):
             continue
         spec = CodecSpec(CodecId(int(own.codec)), Axis.TOKEN, own.group, own.is_symmetric)
         for (_, stream), rows in coded_rows(parser, own, record.body, layers):
-            codec, dim = RowCodec(spec, StreamId(stream)), rows[0][0].dim
+            codec, dim = GroupedRows(spec, StreamId(stream)), rows[0][0].dim
             size = own.tokens * own.heads * codec.row_bytes(dim)
             body = np.frombuffer(record.body.rows, np.uint8, size, at).reshape(own.tokens, own.heads, -1)
             ours = codec.decode(body, dim, layout.DtypeId.BFLOAT16, as_float32=True)

@@ -18,9 +18,10 @@ LAYERS = [  # highest first; packages of one layer do not know each other
     {"codecs", "log"},
     {"kernels", "flash"},
     {"spec"},
+    {"sparse_spec"},
     {"layout", "errors"},
 ]
-MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in {"layout", "errors", "spec"})
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in {"layout", "errors", "spec", "sparse_spec"})
 
 
 def layer_of(package: str) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kvcodec as kv
 from kvcodec.cli import output, tables
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec, codes_rows
+from kvcodec.codecs.rows import GroupedRows, codes_rows
 from kvcodec.codecs.sizes import head_sections, step_row_bytes
 from kvcodec.errors import KvcodecError
 from kvcodec.flash.device import Device
@@ -310,7 +310,7 @@ def test_sizes_are_those_of_the_codec(spec):
                 want = codec_for(parsed, stream).sections(tokens, dim)
                 assert head_sections(parsed, stream, tokens, dim) == want
                 if codes_rows(parsed):
-                    assert step_row_bytes(parsed, dim) == RowCodec(parsed, stream).row_bytes(dim)
+                    assert step_row_bytes(parsed, dim) == GroupedRows(parsed, stream).row_bytes(dim)
 
 
 def test_info_loads_no_kernel_and_no_parser(busy):

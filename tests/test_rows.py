@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec, codes_rows
+from kvcodec.codecs.rows import GroupedRows, codes_rows
 from kvcodec.errors import SpecError
 from kvcodec.layout import DtypeId, StreamId
-from kvcodec.spec import KNOWN_CODECS, CodecSpec
+from kvcodec.spec import GROUPED_CODECS, CodecSpec
 
 BF16 = DtypeId.BFLOAT16
 specs = st.builds(
     CodecSpec,
-    st.sampled_from([c for c in KNOWN_CODECS if c.name != "RAW"]),
+    st.sampled_from(GROUPED_CODECS),
     st.just(CodecSpec.parse("int4/token/g64").axis),
     st.sampled_from([16, 32, 48, 64, 128]),
     st.booleans(),
@@ -40,7 +40,7 @@ def noise(tokens, heads, dim, seed=0):
 def test_rows_laid_together_are_the_group_that_was_coded_at_once(spec, stream, heads, dim, data):
     tokens = data.draw(st.sampled_from([1, 16, 63, 64]))
     rows = noise(2 * tokens, heads, dim, dim)
-    codec, one = codec_for(spec, stream), RowCodec(spec, stream)
+    codec, one = codec_for(spec, stream), GroupedRows(spec, stream)
     cuts = sorted(data.draw(st.sets(st.integers(0, 2 * tokens), max_size=4)) | {0, 2 * tokens})
     coded = np.concatenate([one.encode(rows[a:b], BF16) for a, b in itertools.pairwise(cuts)])
     assert coded.shape == (2 * tokens, heads, one.row_bytes(dim))
@@ -57,15 +57,15 @@ def test_the_bytes_of_a_row():
     """[-1, -0.2, 0.3, 1] symmetric: s = 1/7 rounded up to bfloat16 0x3E13, codes q + 8 of q = [-7, -1, 2, 7]."""
     rows = np.zeros((1, 1, 16), ml_dtypes.bfloat16)
     rows[0, 0, :4] = [-1, -0.2, 0.3, 1]
-    coded = RowCodec(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), BF16)
+    coded = GroupedRows(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), BF16)
     assert coded.tobytes().hex(" ") == "13 3e 71 fa 88 88 88 88 88 88"
-    assert RowCodec(CodecSpec.parse("int4/token/g64"), StreamId.K).row_bytes(128) == 72
+    assert GroupedRows(CodecSpec.parse("int4/token/g64"), StreamId.K).row_bytes(128) == 72
 
 
 def test_none_is_none_and_a_scale_a_channel_is_refused():
-    codec = RowCodec(CodecSpec.parse("int4/token/g64"), StreamId.V)
+    codec = GroupedRows(CodecSpec.parse("int4/token/g64"), StreamId.V)
     assert codec.decode(codec.encode(noise(0, 2, 16), BF16), 16, BF16).shape == (0, 2, 16)
     for text in ("raw", "int4/channel/g64"):
         assert not codes_rows(CodecSpec.parse(text))
         with pytest.raises(SpecError, match="one by one"):
-            RowCodec(CodecSpec.parse(text), StreamId.V)
+            GroupedRows(CodecSpec.parse(text), StreamId.V)

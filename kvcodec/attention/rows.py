@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.rows import GroupedRows
 from kvcodec.layout import TILE_LANES, DtypeId, StreamId, align
 from kvcodec.spec import CodecSpec
 
@@ -47,7 +47,7 @@ class Found:
     def add_codes(self, first: int, coded: NDArray[np.uint8], spec: CodecSpec, stream: StreamId, dim: int) -> None:
         """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles."""
         if tokens := len(coded):
-            body = RowCodec(spec, stream).lay(coded, tokens, dim).body[0]
+            body = GroupedRows(spec, stream).lay(coded, tokens, dim).body[0]
             self.add_body(first, first + tokens, body, form_of(spec, stream, tokens, dim, DtypeId.BFLOAT16), 0)
 
     def add_body(self, first: int, end: int, body: NDArray[np.uint8], form: Form, start: int) -> None:

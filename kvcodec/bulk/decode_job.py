@@ -87,7 +87,7 @@ class DecodeJob:
 
     def _find_lost(self, store: Store, name: str, layers: set[int], asked: range) -> list[LostTokens]:
         index = store.index.sequences[store.index.by_name[name]]
-        lost, _ = find_lost_tokens(store.log, index, len(store.sequence(name)))
+        lost, _ = find_lost_tokens(store.index, index, len(store.sequence(name)))
         inside = (
             one._replace(first=max(one.first, asked.start), end=min(one.end, asked.stop))
             for one in lost

@@ -12,6 +12,7 @@ from kvcodec.bulk.dump_model import Identity
 from kvcodec.bulk.encode_job import EncodeJob, Named
 from kvcodec.bulk.encode_report import EncodeReport
 from kvcodec.bulk.selection import Layers, Tokens
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import SpecError
 from kvcodec.flash.geometry import Geometry
 from kvcodec.spec import CodecSpec
@@ -30,6 +31,7 @@ def encode_dump(
     residual: int | Mapping[str, int] | None = None,
     sinks: int | Mapping[str, int] | None = None,
     spec: FilePath | Coding | None = None,
+    dictionary: FilePath | DictionarySet | None = None,
     device: str | Geometry = "tlc",
     sequence: str | None = None,
     mapping: Sequence[str] = (),
@@ -48,8 +50,8 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump as one sequence of a log.
 
-    k, v, residual, sinks, spec, device: as kvcodec.open takes them. sequence: its name, the dump's stem by default.
-    mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is rounded to,
+    k, v, residual, sinks, spec, dictionary, device: as kvcodec.open takes them. sequence: its name, by default the
+    dump's stem. mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is rounded to,
     bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose fingerprint the log
     keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
     layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
@@ -68,10 +70,10 @@ def encode_dump(
     DeviceBusy, IdentityMismatch, FormatError, NoSpace. SpecError if the log has that sequence already, or with
     `resume` one of another dump.
     """
+    coding = {"k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary}
     job = EncodeJob(
-        Path(log), {"k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec}, device, tuple(mapping),
-        kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume, threads, progress,
-        Identity.of(model_file, shard),
+        Path(log), coding, device, tuple(mapping), kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume,
+        threads, progress, Identity.of(model_file, shard),
     )  # fmt: skip
     return job.run([Named(Path(dump), Path(dump).stem if sequence is None else sequence)])[0]
 
@@ -92,7 +94,7 @@ def encode_dumps(dumps: Sequence[FilePath], log: FilePath, **options: Any) -> tu
         if one.sequence in known:
             raise SpecError(f"{known[one.sequence]} and {one.dump} would both be sequence {one.sequence!r}: rename one")
         known[one.sequence] = one.dump
-    coding = {name: options.pop(name, None) for name in ("k", "v", "residual", "sinks", "spec")}
+    coding = {name: options.pop(name, None) for name in ("k", "v", "residual", "sinks", "spec", "dictionary")}
     identity = Identity.of(options.pop("model_file", None), options.pop("shard", None))
     mapping = tuple(options.pop("mapping", ()))
     return EncodeJob(Path(log), coding, mapping=mapping, identity=identity, **options).run(named)

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from kvcodec.bulk.dump_model import check_same_model
 from kvcodec.bulk.selection import DumpPart
-from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import SpecError
 from kvcodec.layout import CodecId, Kind
 from kvcodec.log.frame import new_record
 from kvcodec.store.coding import ask
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
-from kvcodec.store.index import Key, SequenceIndex, read_spec
-from kvcodec.store.model import Model, Stream
+from kvcodec.store.headers import read_spec
+from kvcodec.store.index import Key, SequenceIndex
+from kvcodec.store.model import Model
+from kvcodec.store.opening import load_dictionary
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
@@ -40,8 +41,10 @@ def check_continues(store: Store, name: str, source: DumpPart, model: Model, ask
     index = store.index.sequences[store.index.by_name[name]]
     check_same_model(index.model, model)
     what = f"{store.path}: sequence {name!r}"
-    others = {name: value for name, value in asked.items() if name != "spec"}
-    policy = ask(asked.get("spec"), others, "encode").policy(index.model, index.info.policy)
+    others = {name: value for name, value in asked.items() if name not in ("spec", "dictionary")}
+    own = asked.get("dictionary")
+    dictionary = load_dictionary(own) if own is not None else None
+    policy = ask(asked.get("spec"), others, "encode").policy(index.model, index.info.policy, dictionary)
     for layer, id_ in index.maps:
         was, is_ = index.info.policy.at(layer, id_), policy.at(layer, id_)
         if was != is_:
@@ -71,22 +74,23 @@ def _holds(store: Store, index: SequenceIndex, key: Key, extent: Extent, source:
     stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
     first, tokens = extent.coded.first, extent.coded.tokens
     bits = take_rows(source.rows(layer, id_, first, first + tokens), index.model, layer, stream, first)
-    held = read_extent(store.log, extent, stream, index.model.dtype_id, as_float32=False)
-    return bool(np.array_equal(held, _recode(store, extent, stream, index.model, bits)))
+    codecs = StreamCodecs(store.index.dictionaries, layer, stream, index.model.dtype_id)
+    held = read_extent(store.log, extent, codecs, as_float32=False)
+    return bool(np.array_equal(held, _recode(store, extent, codecs, bits)))
 
 
-def _recode(store: Store, extent: Extent, stream: Stream, model: Model, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def _recode(store: Store, extent: Extent, codecs: StreamCodecs, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
     """The rows that the record's codec makes of `bits`."""
-    coded, dtype = extent.coded, model.dtype_id
+    coded, dtype, dim = extent.coded, codecs.dtype, codecs.stream.dim
     if coded.step is None:
         header, _ = store.log.load(coded.parts[0].place)
-        codec = codec_for(read_spec(header), stream.id)
+        codec = codecs.codec(read_spec(header))
         body = codec.encode(bits, dtype, coded.tokens).body[0]
-        return codec.decode(body, coded.tokens, stream.dim, dtype, as_float32=False)
+        return codec.decode(body, coded.tokens, dim, dtype, as_float32=False)
     if coded.step.codec == CodecId.RAW:
         return bits
-    rows = RowCodec(coded.step, stream.id)
-    return rows.decode(rows.encode(bits, dtype), stream.dim, dtype, as_float32=False)
+    rows = codecs.rows(coded.step)
+    return rows.decode(rows.encode(bits, dtype), dim, dtype, as_float32=False)
 
 
 def rewind(store: Store, name: str) -> None:

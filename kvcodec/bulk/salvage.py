@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.errors import FormatError
-from kvcodec.log.reader import Log
+from kvcodec.errors import FormatError, MissingDictionary
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
-from kvcodec.store.index import SequenceIndex
+from kvcodec.store.index import LogIndex, SequenceIndex
 from kvcodec.store.reading import read_extent
 
 
@@ -26,7 +26,7 @@ class LostTokens(NamedTuple):
 
 
 def find_lost_tokens(
-    log: Log, index: SequenceIndex, end: int, *, tell: Progress = no_progress
+    whole: LogIndex, index: SequenceIndex, end: int, *, tell: Progress = no_progress
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
     """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
 
@@ -38,6 +38,7 @@ def find_lost_tokens(
     bad: list[tuple[Extent, str]] = []
     for n, ((layer, id_), extents) in enumerate(index.maps.items()):
         stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
+        codecs = StreamCodecs(whole.dictionaries, layer, stream, index.model.dtype_id)
         held = position = index.model.layers[layer].held(end)
         for extent in [*extents.covering(held, end), None]:
             first = end if extent is None else extent.first
@@ -47,7 +48,9 @@ def find_lost_tokens(
                 break
             position = min(extent.end, end)
             try:
-                read_extent(log, extent, stream, index.model.dtype_id, as_float32=False)
+                read_extent(whole.log, extent, codecs, as_float32=False)
+            except MissingDictionary:
+                raise
             except FormatError as error:
                 bad.append((extent, str(error)))
                 lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))

@@ -164,7 +164,7 @@ class _Verification:
         end = index.length
         if self.log.report.damage:
             end = max(extents.end for extents in index.maps.values())
-        lost, bad = find_lost_tokens(self.log, index, end, tell=tell)
+        lost, bad = find_lost_tokens(self.index, index, end, tell=tell)
         for extent, why in bad:
             for part in extent.coded.parts:
                 self._add(self._record_range(part.place, why))

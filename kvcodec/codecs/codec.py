@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.sections import HeadSections
-from kvcodec.errors import DtypeError, ShapeError
+from kvcodec.errors import DtypeError, ShapeError, SpecError
 from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.dictionary import Dictionary
 
 _LINE = 64  # bytes
 EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
@@ -19,11 +22,12 @@ EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
 
 class Encoded(NamedTuple):
     """Coded records. body: uint8 (records, heads, head bytes). errors: uint16 (records, heads), Q15 of sqrt(sum of
-    squared errors / sum of squares), at most 65535; 0 for raw.
+    squared errors / sum of squares), at most 65535; 0 for raw. spec: of the records, where it is not the codec's.
     """
 
     body: NDArray[np.uint8]
     errors: NDArray[np.uint16]
+    spec: CodecSpec | None = None
 
 
 class Codec(Protocol):
@@ -72,9 +76,15 @@ class Codec(Protocol):
         ...
 
 
-def codec_for(spec: CodecSpec | str, stream: StreamId) -> Codec:
-    """The codec of a spec, or of its text, for a stream. Raises SpecError."""
+def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | None = None) -> Codec:
+    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary. Raises SpecError."""
     spec = CodecSpec.parse(spec)
+    if spec.sparse is not None:
+        from kvcodec.codecs.sparse import SparseCodec
+
+        if dictionary is None:
+            raise SpecError(f"{spec} needs a dictionary")
+        return SparseCodec(spec, dictionary)
     if spec.codec == CodecId.RAW:
         from kvcodec.codecs.raw import RawCodec
 

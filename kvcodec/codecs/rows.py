@@ -6,7 +6,7 @@ moves bits and rounds nothing, so rows that were coded one by one give the bytes
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,60 @@ from kvcodec.errors import SpecError
 from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamId, align
 from kvcodec.spec import CodecSpec
 
+if TYPE_CHECKING:
+    from kvcodec.codecs.dictionary import Dictionary
+
 UNKNOWN_ERROR = 0xFFFF  # the originals are gone when rows are laid
 _WORD = 4  # bytes of one lane in a tile row
 
 
-class RowCodec:
-    """Codes rows of one stream one by one. Raises SpecError for a codec without one scale a token."""
+class RowCodec(Protocol):
+    """A codec of rows of one stream one by one. Rows are 16-bit floats as uint16 bits (tokens, heads, dim)."""
+
+    @property
+    def spec(self) -> CodecSpec: ...
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of one row of one head."""
+        ...
+
+    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint8]:
+        """Coded rows (tokens, heads, row bytes) of finite rows (tokens, heads, dim)."""
+        ...
+
+    def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int) -> Encoded:
+        """GROUP records of `tokens` tokens each for coded rows (records * tokens, heads, row bytes)."""
+        ...
+
+    def decode(
+        self,
+        coded: NDArray[np.uint8],
+        dim: int,
+        dtype: DtypeId,
+        *,
+        as_float32: bool = False,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Rows (tokens, heads, dim) of coded rows: 16-bit patterns of dtype, or float32, in `out` if it is given.
+
+        Raises CorruptRecord, and for `out` ShapeError, DtypeError.
+        """
+        ...
+
+
+def row_codec_for(spec: CodecSpec, stream: StreamId, dictionary: Dictionary | None = None) -> RowCodec:
+    """The codec of rows one by one. Raises SpecError for a codec without one scale a token."""
+    if spec.sparse is None:
+        return GroupedRows(spec, stream)
+    from kvcodec.codecs.sparse import SparseRows
+
+    if dictionary is None:
+        raise SpecError(f"{spec} needs a dictionary")
+    return SparseRows(spec, dictionary)
+
+
+class GroupedRows:
+    """Rows of grouped integers with one scale a token. See `RowCodec`."""
 
     def __init__(self, spec: CodecSpec, stream: StreamId) -> None:
         if not codes_rows(spec):
@@ -37,7 +85,7 @@ class RowCodec:
         return groups * (2 if self.spec.symmetric else 4) + padded // self._per_byte
 
     def encode(self, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint8]:
-        """Coded rows (tokens, heads, row bytes) of finite rows (tokens, heads, dim)."""
+        """See `RowCodec`."""
         tokens, heads, dim = rows.shape
         if not tokens:
             return np.empty((0, heads, self.row_bytes(dim)), np.uint8)
@@ -47,7 +95,7 @@ class RowCodec:
         return np.concatenate([*parts, self._pack(codes)], axis=2)
 
     def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int) -> Encoded:
-        """GROUP records of `tokens` tokens each for coded rows (records * tokens, heads, row bytes)."""
+        """See `RowCodec`."""
         records, heads = len(coded) // tokens, coded.shape[1]
         sections = self._codec.sections(tokens, dim)
         body = np.zeros((records, heads, sections.total), np.uint8)
@@ -73,10 +121,7 @@ class RowCodec:
         as_float32: bool = False,
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Rows (tokens, heads, dim) of coded rows: 16-bit patterns of dtype, or float32, in `out` if it is given.
-
-        Raises CorruptRecord, and for `out` ShapeError, DtypeError.
-        """
+        """See `RowCodec`."""
         tokens, heads, _ = coded.shape
         if not tokens:
             return take_out(out, (0, heads, dim), np.float32 if as_float32 else np.uint16)

@@ -48,6 +48,12 @@ def grouped_sections(
     return HeadSections(scales, 0 if symmetric else scales, align(codes, TILE_ROW))
 
 
+def sparse_sections(tokens: int, code_bytes: int) -> HeadSections:
+    """Sizes of the sections of one head in a record of vectors over a dictionary, of `code_bytes` bytes each."""
+    padded = align(tokens, CHANNEL_LANE_TOKENS)
+    return HeadSections(2 * padded, 0, code_bytes * padded)
+
+
 def raw_sections(tokens: int, dim: int) -> HeadSections:
     """Sizes of the sections of one head in a raw GROUP record: 16-bit rows, token by token."""
     return HeadSections(0, 0, align(2 * tokens * dim, TILE_ROW))

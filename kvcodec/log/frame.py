@@ -96,7 +96,7 @@ def host_bytes(header: np.void) -> int:
     kind = int(header["kind"])
     if kind == Kind.GROUP:
         return int(header["heads"]) * (int(header["metadata_bytes"]) + int(header["code_bytes"]))
-    return int(header["body_bytes"]) if kind == Kind.STEP else 0
+    return int(header["body_bytes"]) if kind in (Kind.STEP, Kind.ROWS) else 0
 
 
 def implied_drop(lsn: int) -> np.void:

@@ -73,7 +73,7 @@ def _plain(kind: Kind) -> _Plain:
     return _Plain(dtype.itemsize, alignment, at, at + field.itemsize, bytes(field.itemsize), filling)
 
 
-_PLAIN = {kind: _plain(kind) for kind in (Kind.SEQUENCE, Kind.GROUP, Kind.STEP)}
+_PLAIN = {kind: _plain(kind) for kind in (Kind.SEQUENCE, Kind.GROUP, Kind.STEP, Kind.ROWS)}
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Scanned:
         kinds, common, groups = self.table.kinds, self.table.columns(RECORD_HEADER), self.table.columns(GROUP_HEADER)
         own = groups[kinds == Kind.GROUP]
         per_head = own["metadata_bytes"].astype(np.int64) + own["code_bytes"]
-        steps = common["body_bytes"][kinds == Kind.STEP]
+        steps = common["body_bytes"][(kinds == Kind.STEP) | (kinds == Kind.ROWS)]
         return int((own["heads"] * per_head).sum()) + int(steps.sum(dtype=np.int64))
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec, codes_rows
+from kvcodec.codecs.rows import codes_rows
+from kvcodec.codecs.sizes import head_sections, step_row_bytes, token_group
 from kvcodec.errors import SpecError
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.spec import CodecSpec
@@ -98,21 +98,21 @@ def cache_bytes(
 
 def stream_bytes(stream: StreamShape, tokens: int, spec: CodecSpec, residual: int, sinks: int) -> Budget:
     """Bytes of one stream of one layer; the rules are those of the store's window."""
-    codec = codec_for(spec, stream.id)
     heads, row_bytes = stream.heads, 2 * stream.heads * stream.dim
     leaving = max(0, tokens - residual)
     if sinks > leaving:
         return Budget(raw16_bytes=tokens * row_bytes, raw_bytes=tokens * row_bytes)
-    groups = (leaving - sinks) // codec.token_group
-    grouped = groups * codec.token_group
-    size = groups * heads * codec.sections(codec.token_group, stream.dim).total
+    group = token_group(spec)
+    groups = (leaving - sinks) // group
+    grouped = groups * group
+    size = groups * heads * head_sections(spec, stream.id, group, stream.dim).total
     rest = tokens - sinks - grouped
     if residual == 0 and codes_rows(spec):  # each row is coded as it comes, and its codes wait for the group
-        size += rest * heads * RowCodec(spec, stream.id).row_bytes(stream.dim)
+        size += rest * heads * step_row_bytes(spec, stream.dim)
         grouped, rest = grouped + rest, 0
     raw = rest * row_bytes
     if sinks:
-        raw += heads * codec_for(_RAW, stream.id).sections(sinks, stream.dim).total
+        raw += heads * head_sections(_RAW, stream.id, sinks, stream.dim).total
     if spec == _RAW:
         return Budget(raw16_bytes=tokens * row_bytes, raw_bytes=raw + size)
     return Budget(tokens * row_bytes, size, grouped * heads * stream.dim, raw)

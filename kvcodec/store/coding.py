@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import SpecError
 from kvcodec.layout import StreamId
 from kvcodec.spec import CodecSpec
-from kvcodec.store.model import Model
+from kvcodec.store.model import Model, Stream
 from kvcodec.store.policy import Policy, Rule, StreamPolicy
 
 DEFAULTS = {
@@ -66,20 +67,30 @@ class Coding:
         """With `wish`, for all layers, above it."""
         return self if wish == Wish() else Coding(self.base, (*self.layers, (None, wish)))
 
-    def policy(self, model: Model, before: Policy | None) -> Policy:
-        """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default."""
+    def policy(self, model: Model, before: Policy | None, dictionary: DictionarySet | None = None) -> Policy:
+        """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default.
+
+        dictionary: the set that `dict` specs are bound to. Raises SpecError where one has no dictionary.
+        """
         for numbers, _ in self.layers:
             if beyond := [n for n in sorted(numbers or ()) if n >= len(model.layers)]:
                 raise SpecError(f"layer {beyond[0]}: the model has layers 0 to {len(model.layers) - 1}")
         rules = []
         for stream in sorted({s.id for layer in model.layers for s in layer.streams}):
-            own = [self._at(n, stream, before) for n in range(len(model.layers))]
+            own = [self._bound_at(model, n, stream, before, dictionary) for n in range(len(model.layers))]
             first = 0
             for n in range(1, len(own) + 1):
                 if n == len(own) or own[n] != own[first]:
                     rules.append(Rule(stream, range(first, n), own[first]))
                     first = n
         return Policy(tuple(rules))
+
+    def _bound_at(
+        self, model: Model, layer: int, stream: StreamId, before: Policy | None, dictionary: DictionarySet | None
+    ) -> StreamPolicy:
+        policy = self._at(layer, stream, before)
+        shape = next((s for s in model.layers[layer].streams if s.id == stream), None)
+        return policy if shape is None else replace(policy, spec=bind(policy.spec, layer, shape, dictionary))
 
     def _at(self, layer: int, stream: StreamId, before: Policy | None) -> StreamPolicy:
         known = before is not None and before.covers(layer, stream)
@@ -88,6 +99,21 @@ class Coding:
             if numbers is None or layer in numbers:
                 policy = wish.over(stream, policy)
         return policy
+
+
+def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet | None) -> CodecSpec:
+    """A spec over the dictionary of a stream, where it takes one and is bound to none yet. Raises SpecError."""
+    if spec.sparse is None or (spec.sparse.size and dictionary is None):
+        return spec
+    where = f"layer {layer}, stream {stream.name}: {spec}"
+    if dictionary is None:
+        raise SpecError(f"{where} needs a dictionary: pass dictionary=")
+    own = dictionary.find(layer, stream.id)
+    if own is None:
+        raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no dictionary for it")
+    if own.dim != stream.dim:
+        raise SpecError(f"{where}: {stream.dim} channels, its dictionary's atoms have {own.dim}")
+    return spec.bound_to(own.size, dictionary.hash)
 
 
 def ask(spec: str | Path | Coding | None, asked: Mapping[str, Any], where: str) -> Coding:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvcodec.store.index import LogIndex, RowsOf, SequenceIndex
 
 Words = npt.NDArray[np.uint64]
-KINDS = (Kind.GROUP, Kind.STEP)
+KINDS = (Kind.GROUP, Kind.STEP, Kind.ROWS)
 MAX_TOKEN = 1 << 48
 _VARYING = ("header_crc", "body_crc", "lsn", "sequence", "first_token")
 _ODD = [np.uint64(pow(0x9E3779B97F4A7C15, n, 1 << 64)) for n in range(1, 34)]  # a shape's digest multiplies by them

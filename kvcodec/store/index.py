@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from kvcodec.codecs.sections import HeadSections
-from kvcodec.codecs.sizes import head_sections, step_row_bytes
+from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId, Transform, align
+from kvcodec.layout import Axis, CodecId, Kind, StreamId, Transform, align
 from kvcodec.log.frame import host_bytes
 from kvcodec.log.located import NOWHERE, Located, RecordTable
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.coded import Coded, Part
+from kvcodec.store.dictionaries import Dictionaries
 from kvcodec.store.entering import KINDS, MAX_TOKEN, enter_run
 from kvcodec.store.extents import ExtentMap
+from kvcodec.store.headers import read_spec, sections_of
 from kvcodec.store.model import Model, Stream, read_model
 from kvcodec.store.packed import Rows
 from kvcodec.store.policy import Policy, SequenceInfo, read_sequence
@@ -116,6 +116,7 @@ class LogIndex:
         self.sequences: dict[int, SequenceIndex] = {}
         self.by_name: dict[str, int] = {}
         self.default: Policy | None = None  # of sequences begun from now on
+        self.dictionaries = Dictionaries(log)
         self._checked: dict[tuple[int, bytes], tuple[Model, list[RowsOf]]] = {}
 
     def enter(self, located: Iterable[Located]) -> None:
@@ -143,6 +144,8 @@ class LogIndex:
             self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
         elif kind == Kind.SEQUENCE:
             self._enter_sequence(one)
+        elif kind == Kind.DICTIONARY:
+            self.dictionaries.enter(one)
         elif kind in KINDS:
             self.enter_rows(one)
         elif kind == Kind.DROP and one.place == NOWHERE:
@@ -231,8 +234,6 @@ class LogIndex:
         at = self._at(one)
         if int(h["bitmap_bytes"]) or int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
             raise UnsupportedVersion(f"at byte {at}: GROUP record with a row bitmap, positions or a transform")
-        if any(h["basis_hash"].tobytes()):
-            raise UnsupportedVersion(f"at byte {at}: GROUP record with a basis")
         if int(h["codec"]) not in KNOWN_CODECS:
             raise UnsupportedVersion(f"at byte {at}: GROUP record of codec {int(h['codec'])}")
         self._want(one, int(h["stream"]) in list(StreamId), f"stream {int(h['stream'])}")
@@ -242,7 +243,8 @@ class LogIndex:
         self._want(one, int(h["layers"]) == 1 and int(h["rows"]) == tokens, "layers or rows of a GROUP record")
         self._want(one, int(h["head_dim"]) == stream.dim, f"head dim {int(h['head_dim'])}, want {stream.dim}")
         try:
-            sections = _sections(*(int(h[f]) for f in ("codec", "axis", "group", "flags")), stream, tokens)
+            spec = read_spec(h)
+            sections = sections_of(spec, stream, tokens)
         except (SpecError, ValueError) as error:
             raise CorruptRecord(at, f"codec of a GROUP record: {error}") from None
         sizes = (sections.metadata, sections.codes, align(2 * heads, 64))
@@ -279,26 +281,11 @@ class LogIndex:
         if codec != CodecId.RAW:
             axis = Axis.TOKEN
         try:
-            return _spec(codec, axis, int(one.header["group"]), int(one.header["flags"]))
+            spec = read_spec(one.header, axis)
         except (SpecError, ValueError) as error:
             raise CorruptRecord(self._at(one), f"codec of a STEP record: {error}") from None
-
-
-def read_spec(header: np.void) -> CodecSpec:
-    """Codec spec of a GROUP record. Raises SpecError or ValueError."""
-    return _spec(*(int(header[f]) for f in ("codec", "axis", "group", "flags")))
-
-
-@functools.lru_cache(1024)
-def _spec(codec: int, axis: int, group: int, flags: int) -> CodecSpec:
-    if flags & ~int(GroupFlag.SYMMETRIC):
-        raise SpecError("an unknown flag is set")
-    return CodecSpec(CodecId(codec), Axis(axis), group, bool(flags & GroupFlag.SYMMETRIC))
-
-
-@functools.lru_cache(1024)
-def _sections(codec: int, axis: int, group: int, flags: int, stream: Stream, tokens: int) -> HeadSections:
-    return head_sections(_spec(codec, axis, group, flags), stream.id, tokens, stream.dim)
+        self._want(one, (spec.sparse is None) == (int(one.header["kind"]) == Kind.STEP), f"{spec} in a STEP record")
+        return spec
 
 
 def row_bytes(spec: CodecSpec, stream: Stream) -> int:

@@ -7,7 +7,9 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.rows import GroupedRows
+from kvcodec.dictionary.artefact import read_dictionary
 from kvcodec.errors import LogExists, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
@@ -34,6 +36,7 @@ def open_store(
     residual: int | Mapping[str, int] | None = None,
     sinks: int | Mapping[str, int] | None = None,
     spec: str | Path | Coding | None = None,
+    dictionary: str | Path | DictionarySet | None = None,
     durability: str = "sync",
     journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
@@ -49,6 +52,8 @@ def open_store(
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
+    dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs; the log takes it up. A reader needs it where
+    a log only names its dictionaries.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
     that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled).
     recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
@@ -62,12 +67,13 @@ def open_store(
     asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks}
     coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
+    own = load_dictionary(dictionary) if dictionary is not None else None
     _check_options(mode, model, durability, journal, threads)
     if mode == "w":
         assert model is not None
         if not overwrite and path.exists():
             raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
-        coding.policy(model, None)  # what can't be honoured is refused before a file is made
+        coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
         geometry = Geometry.parse(device)
         opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
     else:
@@ -75,8 +81,10 @@ def open_store(
     try:
         store = Store(path, opened, recovery, writable=mode != "r", threads=threads)
         store.durable_steps, store.journal = durability == "step", journal
+        if own is not None:
+            store.index.dictionaries.add(own)
         if mode != "r":
-            store.begin(model, coding)
+            store.begin(model, coding, own)
         elif model is not None:
             store.check_model(model)
         if mode == "w":
@@ -90,6 +98,11 @@ def open_store(
     return store
 
 
+def load_dictionary(dictionary: str | Path | DictionarySet) -> DictionarySet:
+    """A set, or that of a .kvdict file. Raises FormatError."""
+    return dictionary if isinstance(dictionary, DictionarySet) else read_dictionary(dictionary)
+
+
 def _check_options(mode: str, model: Model | None, durability: str, journal: CodecSpec, threads: int) -> None:
     if mode not in ("r", "a", "w"):
         raise SpecError(f"mode {mode!r}, want 'r', 'a' or 'w'")
@@ -100,6 +113,6 @@ def _check_options(mode: str, model: Model | None, durability: str, journal: Cod
     if journal.codec != CodecId.RAW:
         if durability != "step":
             raise SpecError(f"journal {journal} needs durability='step'")
-        RowCodec(journal, StreamId.V)
+        GroupedRows(journal, StreamId.V)
     if threads < 1:
         raise SpecError(f"threads is {threads}, want 1 or more")

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.codecs import codec_for
 from kvcodec.codecs.rows import RowCodec, codes_rows
+from kvcodec.codecs.sizes import token_group
 from kvcodec.layout import CodecId, DtypeId
 from kvcodec.log.frame import Record
 from kvcodec.spec import CodecSpec
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.model import Stream
 from kvcodec.store.policy import StreamPolicy
 from kvcodec.store.reading import widen
@@ -46,23 +47,32 @@ class Outgoing:
     """
 
     sequence: int
-    layer: int
-    stream: Stream
+    codecs: StreamCodecs
     policy: StreamPolicy
-    dtype: DtypeId
     window: int
     largest: int
+
+    @property
+    def layer(self) -> int:
+        return self.codecs.layer
+
+    @property
+    def stream(self) -> Stream:
+        return self.codecs.stream
+
+    @property
+    def dtype(self) -> DtypeId:
+        return self.codecs.dtype
 
     @cached_property
     def token_group(self) -> int:
         """Tokens of a full GROUP record."""
-        raw = self.policy.spec.codec == CodecId.RAW
-        return self.raw_group if raw else codec_for(self.policy.spec, self.stream.id).token_group
+        return self.raw_group if self.policy.spec.codec == CodecId.RAW else token_group(self.policy.spec)
 
     @cached_property
     def raw_group(self) -> int:
         """Tokens of a raw GROUP record: up to 64, as many as let one head take at most `largest` bytes."""
-        tokens = codec_for(RAW, self.stream.id).token_group
+        tokens = token_group(RAW)
         while tokens > 1 and 2 * self.stream.dim * tokens > self.largest:
             tokens //= 2
         return tokens
@@ -71,7 +81,7 @@ class Outgoing:
     def row_codec(self) -> RowCodec | None:
         """The codec of rows behind the sinks, if they are coded one by one."""
         own = self.policy.residual == 0 and codes_rows(self.policy.spec)
-        return RowCodec(self.policy.spec, self.stream.id) if own else None
+        return self.codecs.rows(self.policy.spec) if own else None
 
     def begin(self, first: int) -> OpenRows:
         """Open rows of which none is there yet."""
@@ -119,19 +129,20 @@ class Outgoing:
             own = list(alike)
             first, spec = own[0].first, RAW if sink else policy.spec
             rows = open_.rows[first - open_.first : own[-1].first + tokens - open_.first]
-            made = group_records(self.sequence, self.layer, self.stream, first, rows, spec, self.dtype, tokens)
+            codec = self.codecs.codec(spec)
+            made = group_records(self.sequence, self.layer, self.stream, first, rows, codec, self.dtype, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
         gone = sum(item.tokens for item in going)
         return Left(records, open_.without(gone) if gone else open_)
 
     def _leave_coded(self, records: list[Ending], open_: OpenRows) -> Left:
-        tokens = self.token_group
+        tokens, codec = self.token_group, self.codecs.rows(self.policy.spec)
         groups = (open_.end - open_.first) // tokens
         skipped = sum(not self._needed(open_.first + (n + 1) * tokens, open_.end) for n in range(groups))
         first = open_.first + skipped * tokens
         rows = open_.rows[skipped * tokens : groups * tokens]
         if len(rows):
-            made = laid_records(self.sequence, self.layer, self.stream, first, rows, self.policy.spec, tokens)
+            made = laid_records(self.sequence, self.layer, self.stream, first, rows, codec, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
         return Left(records, open_.without(groups * tokens) if groups else open_)
 
@@ -147,7 +158,7 @@ class Outgoing:
         rows, spec = open_.rows[fresh - open_.first :], self.policy.spec
         if not is_coded(open_):
             raw = journal.codec == CodecId.RAW
-            rows, spec = (rows if raw else RowCodec(journal, self.stream.id).encode(rows, self.dtype)), journal
+            rows, spec = (rows if raw else self.codecs.rows(journal).encode(rows, self.dtype)), journal
         return OpenSpan(self.layer, self.stream, fresh, rows, spec)
 
     def read(self, open_: OpenRows, index: npt.NDArray[np.int64], *, as_float32: bool) -> npt.NDArray[Any]:

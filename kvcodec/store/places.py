@@ -8,13 +8,12 @@ import numpy as np
 
 from kvcodec.attention.rows import Found
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs import codec_for
 from kvcodec.errors import CorruptRecord
-from kvcodec.layout import TILE_LANES, CodecId, DtypeId
+from kvcodec.layout import TILE_LANES, CodecId
 from kvcodec.log.reader import Log, Place
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent, ExtentMap
-from kvcodec.store.index import read_spec
-from kvcodec.store.model import Stream
+from kvcodec.store.headers import read_spec
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.reading import load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
@@ -36,8 +35,9 @@ class StreamPlaces:
     What is known of records stays known as long as the extent map only grows.
     """
 
-    def __init__(self, log: Log, extents: ExtentMap, stream: Stream, dtype: DtypeId) -> None:
-        self._log, self._extents, self._stream, self._dtype = log, extents, stream, dtype
+    def __init__(self, log: Log, extents: ExtentMap, codecs: StreamCodecs) -> None:
+        self._log, self._extents, self._codecs = log, extents, codecs
+        self._stream, self._dtype = codecs.stream, codecs.dtype
         self._forms: list[Form] = []
         self._forget(0)
 
@@ -136,7 +136,7 @@ class StreamPlaces:
             spec = read_spec(header)
             form = form_of(spec, stream.id, coded.tokens, stream.dim, self._dtype)
             try:
-                codec_for(spec, stream.id).validate(body.reshape(part.heads, -1), coded.tokens, stream.dim)
+                self._codecs.codec(spec).validate(body.reshape(part.heads, -1), coded.tokens, stream.dim)
             except CorruptRecord as error:
                 raise CorruptRecord(byte + error.offset, error.why) from None
         self._log.check_unerased(part.place)
@@ -159,13 +159,13 @@ class StreamPlaces:
             return found
         header, _, _ = load_part(self._log, coded, coded.parts[0])
         if coded.step is not None or int(header["codec"]) == CodecId.RAW:
-            rows = read_extent(self._log, extent, stream, self._dtype, as_float32=False)
+            rows = read_extent(self._log, extent, self._codecs, as_float32=False)
             found.add_raw(extent.first, rows[extent.first - coded.first : extent.end - coded.first], self._dtype)
             return found
         spec = read_spec(header)
         heads = [load_part(self._log, coded, part)[1].reshape(part.heads, -1) for part in coded.parts]
         body = np.concatenate(heads)
-        codec_for(spec, stream.id).validate(body, coded.tokens, stream.dim)
+        self._codecs.codec(spec).validate(body, coded.tokens, stream.dim)
         for part in coded.parts:
             self._log.check_unerased(part.place)
         form = form_of(spec, stream.id, coded.tokens, stream.dim, self._dtype)

@@ -10,9 +10,10 @@ import numpy as np
 
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import POLICY, SEQUENCE_HEADER, Axis, CodecId, GroupFlag, Kind, StreamId
+from kvcodec.layout import POLICY, SEQUENCE_HEADER, Kind, StreamId
 from kvcodec.log.frame import Record, new_record
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
+from kvcodec.store.headers import read_spec, sparse_fields
 
 _MAX_NAME = 1024
 
@@ -65,6 +66,8 @@ class Policy:
             spec = rule.policy.spec
             row["stream"], row["codec"], row["axis"], row["flags"] = rule.stream, spec.codec, spec.axis, spec.flags
             row["group"], row["first_layer"], row["layers"] = spec.group, rule.layers.start, len(rule.layers)
+            for name, value in sparse_fields(spec).items():
+                row[name] = value
             row["residual"], row["sinks"] = rule.policy.residual, rule.policy.sinks
         return rows.tobytes()
 
@@ -123,12 +126,10 @@ def read_sequence(header: np.void, body: Bytes, offset: int) -> SequenceInfo:
 
 def _read_rules(rows: Iterable[np.void]) -> Iterable[Rule]:
     for row in rows:
-        if int(row["reserved"]) or int(row["reserved_too"]) or int(row["flags"]) & ~int(GroupFlag.SYMMETRIC):
+        if int(row["reserved"]) or int(row["reserved_too"]) or any(row["reserved_sparse"].tobytes()):
             raise SpecError("a reserved field of a policy is set")
-        symmetric = bool(int(row["flags"]) & GroupFlag.SYMMETRIC)
         if int(row["codec"]) not in KNOWN_CODECS:
             raise UnsupportedVersion(f"a policy of codec {int(row['codec'])}")
-        spec = CodecSpec(CodecId(int(row["codec"])), Axis(int(row["axis"])), int(row["group"]), symmetric)
         first = int(row["first_layer"])
-        policy = StreamPolicy(spec, int(row["residual"]), int(row["sinks"]))
+        policy = StreamPolicy(read_spec(row), int(row["residual"]), int(row["sinks"]))
         yield Rule(StreamId(int(row["stream"])), range(first, first + int(row["layers"])), policy)

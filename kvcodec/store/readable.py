@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvcodec.attention.strips import Form
 from kvcodec.errors import CorruptRecord, ShapeError
 from kvcodec.store.attending import Place, ask_tokens, uses_of
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.outgoing import Outgoing
@@ -30,15 +31,18 @@ class Readable:
     def __init__(self, store: Store, index: SequenceIndex) -> None:
         self._store, self._index = store, index
         self._open: dict[Key, OpenRows] = {}
+        self._codecs = {key: self._codecs_of(key) for key in index.maps}
         self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
         self._places: dict[Key, StreamPlaces] = {}
         self._stale = False
 
     def _make_outgoing(self, key: Key) -> Outgoing:
-        info, model = self._index.info, self._index.model
-        window = model.layers[key[0]].window
+        info, window = self._index.info, self._index.model.layers[key[0]].window
         policy, largest = info.policy.at(*key), self._store.device.geometry.block_bytes // 2
-        return Outgoing(info.id, key[0], self._stream(key), policy, model.dtype_id, window, largest)
+        return Outgoing(info.id, self._codecs[key], policy, window, largest)
+
+    def _codecs_of(self, key: Key) -> StreamCodecs:
+        return StreamCodecs(self._store.index.dictionaries, key[0], self._stream(key), self._index.model.dtype_id)
 
     @property
     def name(self) -> str:
@@ -118,7 +122,7 @@ class Readable:
             key = layer, stream.id
             if key not in self._places:
                 extents = self._index.maps[key]
-                self._places[key] = StreamPlaces(self._store.log, extents, stream, self._index.model.dtype_id)
+                self._places[key] = StreamPlaces(self._store.log, extents, self._codecs[key])
             own, read = self._places[key].find(first, end, self._open.get(key), self._outgoing[key], forms)
             found.append(own)
             blocks += read
@@ -135,7 +139,7 @@ class Readable:
         return range(self.layer(layer).held(end), end)
 
     def _read(self, key: Key, tokens: npt.NDArray[np.int64], *, as_float32: bool = False) -> Array:
-        stream, model = self._stream(key), self._index.model
+        stream = self._stream(key)
         rows = np.empty((len(tokens), stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
         if not len(tokens):
             return rows
@@ -152,7 +156,7 @@ class Readable:
             low, high = np.searchsorted(ascending[:coded], (extent.first, extent.end)).tolist()
             if low < high:
                 found += high - low
-                whole = read_extent(self._store.log, extent, stream, model.dtype_id, as_float32=as_float32)
+                whole = read_extent(self._store.log, extent, self._codecs[key], as_float32=as_float32)
                 rows[order[low:high]] = whole[ascending[low:high] - extent.coded.first]
         if found != coded:
             raise self._lost(key)

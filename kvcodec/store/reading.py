@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.codecs import codec_for
-from kvcodec.codecs.rows import RowCodec
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import CodecId, DtypeId
 from kvcodec.log.reader import Log
+from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Coded, Extent, Part
-from kvcodec.store.index import read_spec, row_bytes
+from kvcodec.store.headers import read_spec
+from kvcodec.store.index import row_bytes
 from kvcodec.store.model import NUMPY_DTYPES, Stream
 from kvcodec.store.window import Rows
 
 
-def read_extent(log: Log, extent: Extent, stream: Stream, dtype: DtypeId, *, as_float32: bool) -> npt.NDArray[Any]:
+def read_extent(log: Log, extent: Extent, codecs: StreamCodecs, *, as_float32: bool) -> npt.NDArray[Any]:
     """Rows of all tokens of the extent's record (tokens, heads, dim), as 16-bit patterns or float32."""
-    coded = extent.coded
+    coded, stream = extent.coded, codecs.stream
     out = np.empty((coded.tokens, stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
     for part in coded.parts:
-        rows = _read_part(log, coded, part, stream, dtype, as_float32)
+        rows = _read_part(log, coded, part, codecs, as_float32)
         if len(coded.parts) == 1:
             return rows
         out[:, part.first_head : part.first_head + part.heads] = rows
@@ -57,13 +57,12 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     return header, body[part.body_offset :], at + int(header["header_bytes"]) + part.body_offset
 
 
-def _read_part(
-    log: Log, coded: Coded, part: Part, stream: Stream, dtype: DtypeId, as_float32: bool
-) -> npt.NDArray[Any]:
+def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_float32: bool) -> npt.NDArray[Any]:
+    stream, dtype = codecs.stream, codecs.dtype
     header, body, at = load_part(log, coded, part)
     try:
         if coded.step is None:
-            codec = codec_for(read_spec(header), stream.id)
+            codec = codecs.codec(read_spec(header))
             heads = body.reshape(part.heads, -1)
             rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
         elif coded.step.codec == CodecId.RAW:
@@ -71,7 +70,7 @@ def _read_part(
             rows = widen(bits, dtype, as_float32=as_float32)
         else:
             codes = _step_rows(body, coded, part, stream)
-            rows = RowCodec(coded.step, stream.id).decode(codes, stream.dim, dtype, as_float32=as_float32)
+            rows = codecs.rows(coded.step).decode(codes, stream.dim, dtype, as_float32=as_float32)
     except CorruptRecord as error:
         raise CorruptRecord(at + (error.offset if coded.step is None else 0), error.why) from None
     log.check_unerased(part.place)

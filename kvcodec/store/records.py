@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.codecs import Codec, Encoded, codec_for
+from kvcodec.codecs import Codec, Encoded
 from kvcodec.codecs.rows import RowCodec
+from kvcodec.codecs.sizes import head_sections
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import ALIGNMENT, CodecId, DtypeId, Kind, align
 from kvcodec.log.frame import Record, new_headers, new_record
 from kvcodec.spec import CodecSpec
+from kvcodec.store.headers import sparse_fields
 from kvcodec.store.model import Stream
 from kvcodec.store.window import Rows
 
@@ -23,24 +25,25 @@ _MAX_STEP = 1 << 20
 
 
 def group_records(
-    sequence: int, layer: int, stream: Stream, first: int, rows: Rows, spec: CodecSpec, dtype: DtypeId, tokens: int
+    sequence: int, layer: int, stream: Stream, first: int, rows: Rows, codec: Codec, dtype: DtypeId, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
-    codec = codec_for(spec, stream.id)
-    return _group_records(sequence, layer, stream, first, codec.encode(rows, dtype, tokens), codec, tokens)
+    encoded = codec.encode(rows, dtype, tokens)
+    return _group_records(sequence, layer, stream, first, encoded, encoded.spec or codec.spec, tokens)
 
 
 def _group_records(
-    sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, codec: Codec, tokens: int
+    sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, spec: CodecSpec, tokens: int
 ) -> list[Record]:
     """The records' headers and bodies are rows of one array each: what a record costs in Python is its own rows."""
-    sections, spec = codec.sections(tokens, stream.dim), codec.spec
+    sections = head_sections(spec, stream.id, tokens, stream.dim)
     bodies = _group_bodies(encoded)
     headers = new_headers(
         Kind.GROUP, len(bodies), sequence=sequence, first_token=range(first, first + len(bodies) * tokens, tokens),
         codec=spec.codec, stream=stream.id, axis=spec.axis, flags=spec.flags, group=spec.group, first_layer=layer,
         layers=1, heads=stream.heads, head_dim=stream.dim, all_heads=stream.heads, tokens=tokens, rows=tokens,
         error_bytes=align(2 * stream.heads, ALIGNMENT), metadata_bytes=sections.metadata, code_bytes=sections.codes,
+        **sparse_fields(spec),
     )  # fmt: skip
     return [_group_record(headers[n, ...], bodies[n]) for n in range(len(bodies))]
 
@@ -73,11 +76,11 @@ def _some_heads(header: npt.NDArray[np.void], body: Bytes, low: int, high: int) 
 
 
 def laid_records(
-    sequence: int, layer: int, stream: Stream, first: int, coded: Codes, spec: CodecSpec, tokens: int
+    sequence: int, layer: int, stream: Stream, first: int, coded: Codes, codec: RowCodec, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows that were coded one by one (n * tokens, heads, row bytes)."""
-    laid = RowCodec(spec, stream.id).lay(coded, tokens, stream.dim)
-    return _group_records(sequence, layer, stream, first, laid, codec_for(spec, stream.id), tokens)
+    laid = codec.lay(coded, tokens, stream.dim)
+    return _group_records(sequence, layer, stream, first, laid, laid.spec or codec.spec, tokens)
 
 
 class OpenSpan(NamedTuple):
@@ -139,7 +142,7 @@ def _runs(spans: Sequence[OpenSpan], limit: int) -> list[list[OpenSpan]]:
 def _step_record(sequence: int, spans: Sequence[OpenSpan], first_head: int) -> Record:
     heads, spec = spans[0].rows.shape[1], spans[0].spec
     record = new_record(
-        Kind.STEP,
+        Kind.ROWS if spec.sparse else Kind.STEP,
         b"".join(np.ascontiguousarray(span.rows).tobytes() for span in spans),
         sequence=sequence,
         codec=spec.codec,
@@ -153,6 +156,7 @@ def _step_record(sequence: int, spans: Sequence[OpenSpan], first_head: int) -> R
         all_heads=spans[0].stream.heads,
         tokens=len(spans[0].rows),
         first_token=spans[0].first,
+        **sparse_fields(spec),
     )
 
     def split(n: int) -> tuple[Record, Record]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcodec.attention.arrays import check_bits
 from kvcodec.attention.strips import Form
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
     FormatError,
     KvcodecError,
@@ -33,6 +34,7 @@ from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
 from kvcodec.store.coding import Coding
+from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import Key, LogIndex
 from kvcodec.store.model import Model
@@ -94,16 +96,19 @@ class Store:
     def writable(self) -> bool:
         return self._writer is not None
 
-    def begin(self, model: Model | None, coding: Coding) -> None:
+    def begin(self, model: Model | None, coding: Coding, dictionary: DictionarySet | None = None) -> None:
         """Become the writer: for which model, and how sequences begun from now on are coded.
 
+        dictionary: the set that `dict` specs are bound to; the log takes it up unless it holds it.
         What can be refused is refused before the log is touched.
         """
         self.check_model(model)
         own = model or self.model
-        policy = coding.policy(own, self.index.default)
+        policy = coding.policy(own, self.index.default, dictionary)
         self._writer = LogWriter(self.device, self.log)
         records = [] if self.index.models else [own.record()]
+        if dictionary is not None and not self.index.dictionaries.holds(dictionary.hash):
+            records += dictionary_records(dictionary, self.step_limit)
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
         if records:

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from kvcodec import layout
-from kvcodec.layout import Kind
+from kvcodec.codecs import codec_for
+from kvcodec.layout import Kind, StreamId
 from kvcodec.log.frame import Record, new_record
-from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Layer, Model
 from kvcodec.store.records import OpenSpan, group_records, step_records
 
@@ -32,11 +32,11 @@ def example_records() -> list[Record]:
     """GROUP of K, GROUP of V, a raw GROUP of K's first two tokens, a STEP of token 16, a DROP from token 16 on."""
     k_stream, v_stream = example_model().layers[0].streams
     (k, v), dtype = example_rows(), layout.DtypeId.BFLOAT16
-    k_spec, v_spec = CodecSpec.parse("int4/channel/g16"), CodecSpec.parse("int4/token/g16/sym")
+    k_codec, v_codec = codec_for("int4/channel/g16", StreamId.K), codec_for("int4/token/g16/sym", StreamId.V)
     return [
-        *group_records(1, 0, k_stream, 0, k, k_spec, dtype, 16),
-        *group_records(1, 0, v_stream, 0, v, v_spec, dtype, 16),
-        *group_records(1, 0, k_stream, 0, k[:2], CodecSpec.parse("raw"), dtype, 2),
+        *group_records(1, 0, k_stream, 0, k, k_codec, dtype, 16),
+        *group_records(1, 0, v_stream, 0, v, v_codec, dtype, 16),
+        *group_records(1, 0, k_stream, 0, k[:2], codec_for("raw", StreamId.K), dtype, 2),
         *step_records(1, [OpenSpan(0, k_stream, 16, k[:1]), OpenSpan(0, v_stream, 16, v[:1])], limit=1 << 20),
         new_record(Kind.DROP, b"", sequence=1, first_token=16),
     ]

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from kvcodec import layout
+from kvcodec.codecs import codec_for
 from kvcodec.layout import StreamId
 from kvcodec.log.frame import Record
 from kvcodec.store.coding import Coding, Wish
@@ -37,7 +38,8 @@ def forged_group(stream: StreamId = StreamId.K) -> Record:
     """A GROUP record of 16 tokens."""
     spec = {s.stream: s.policy.spec for s in forged_sequence().policy.rules}[stream]
     whole = Stream(stream, 2, 16)
-    return group_records(1, 0, whole, 0, forged_rows(16, stream), spec, layout.DtypeId.BFLOAT16, 16)[0]
+    codec = codec_for(spec, stream)
+    return group_records(1, 0, whole, 0, forged_rows(16, stream), codec, layout.DtypeId.BFLOAT16, 16)[0]
 
 
 def forged_step(token: int = 0, tokens: int = 1) -> Record:

@@ -133,7 +133,6 @@ def bad_kind(name: str, shows: str, kind: int, error: str, *, frozen: bool = Tru
 
 
 bad_kind("kind-unknown", "a mandatory kind that this version does not know", 7, "UnsupportedVersion")
-bad_kind("kind-dictionary", "a kind that is reserved", int(Kind.DICTIONARY), "UnsupportedVersion", frozen=False)
 bad_kind("kind-erased", "a kind of 0xFF", 0xFF, "UnsupportedVersion", frozen=False)
 bad_kind("kind-skipped", "an unknown kind that a reader may skip", 0x87, "")
 

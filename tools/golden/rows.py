@@ -36,13 +36,13 @@ for _name, _shows, _fields in (
     ("group-overflow", "tokens beyond 2**48", {"first_token": (1 << 64) - 8}),
     ("group-errors", "error figures of another size", {"error_bytes": 0}),
     ("group-zero-size", "a group of 0 numbers", {"group": 0}),
+    ("group-basis", "a basis of grouped integers", {"basis_hash": b"\1" * 16}),
 ):
     CASES.bad_record(_name, f"a GROUP record with {_shows}", forged_group, frozen=False, **_fields)
 for _name, _shows, _fields in (
     ("group-transform", "a transform", {"transform": 1}),
     ("group-bitmap", "a row bitmap", {"bitmap_bytes": 2}),
     ("group-positions", "positions", {"position_bytes": 64}),
-    ("group-basis", "a basis", {"basis_hash": b"\1" * 16}),
 ):
     CASES.bad_record(_name, f"a GROUP record with {_shows}, which version 0 does not know", forged_group,
                      "UnsupportedVersion", frozen=False, **_fields)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Dictionaries: static matrices of atoms, and the set of them that a model's streams are coded over."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import DICTIONARY_USE, StreamId, Transform
+from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY
+
+Use = tuple[int, StreamId]  # a layer and a stream
+MAX_DIM = 1024
+_NO_NORM = np.float32(1e-30)
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """N atoms of d channels: a vector is mean + scale * (sum of integer coefficients times atoms).
+
+    atoms: int8 (N, d). mean: float32 (d,), zeros where nothing was removed. uses: whose vectors they are for.
+    metric: float32 (d, d), symmetric and positive definite, in which an encoder measures errors; None for the plain
+    one. No decoder needs it, and the set's hash does not cover it. errors: float32, relative error on held-out vectors
+    after 1, 2, … atoms, empty if unknown.
+    """
+
+    atoms: NDArray[np.int8]
+    uses: tuple[Use, ...]
+    mean: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    transform: Transform = Transform.NONE
+    metric: NDArray[np.float32] | None = None
+    errors: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def __post_init__(self) -> None:
+        shape = self.atoms.shape
+        if self.atoms.dtype != np.int8 or len(shape) != 2 or not (
+            1 <= shape[0] <= MAX_DICTIONARY and 1 <= shape[1] <= MAX_DIM
+        ):  # fmt: skip
+            raise ShapeError(f"atoms: {self.atoms.dtype} {shape}, want int8 (1 to {MAX_DICTIONARY}, 1 to {MAX_DIM})")
+        if not self.mean.size:
+            object.__setattr__(self, "mean", np.zeros(self.dim, np.float32))
+        if self.mean.shape != (self.dim,) or not np.isfinite(self.mean).all():
+            raise ShapeError(f"mean: {self.mean.shape}, want ({self.dim},) finite numbers")
+        if self.metric is not None and (
+            self.metric.shape != (self.dim, self.dim) or not np.isfinite(self.metric).all()
+        ):
+            raise ShapeError(f"metric: {self.metric.shape}, want ({self.dim}, {self.dim}) finite numbers")
+        if not self.uses or len(set(self.uses)) != len(self.uses):
+            raise SpecError("a dictionary is for one or more streams, each named once")
+
+    @property
+    def size(self) -> int:
+        """N, how many atoms."""
+        return int(self.atoms.shape[0])
+
+    @property
+    def dim(self) -> int:
+        """d, channels of an atom."""
+        return int(self.atoms.shape[1])
+
+    @property
+    def has_mean(self) -> bool:
+        return bool(self.mean.any())
+
+    @cached_property
+    def norms(self) -> NDArray[np.float32]:
+        """float32 (N,): length of each atom in the metric; 1 of an atom without length."""
+        wide = self.atoms.astype(np.float32)
+        squares = np.einsum("nd,nd->n", wide if self.metric is None else wide @ self.metric, wide)
+        lengths = np.sqrt(np.maximum(squares, 0))
+        return np.where(lengths > _NO_NORM, lengths, 1).astype(np.float32)
+
+    @cached_property
+    def _seen(self) -> NDArray[np.float32]:
+        """float32 (N, d): what a vector is multiplied by to have its products with the unit atoms, in the metric."""
+        unit = self.atoms.astype(np.float32) / self.norms[:, None]
+        return unit if self.metric is None else (unit @ self.metric).astype(np.float32)
+
+    @cached_property
+    def tiles(self) -> NDArray[np.float32]:
+        """The same for kernels/projection.py, padded with atoms of zeros."""
+        from kvcodec.kernels.projection import tile_atoms
+
+        return tile_atoms(self._seen)
+
+    @property
+    def padded_size(self) -> int:
+        """Atoms with that padding."""
+        return int(self.tiles.shape[0] * self.tiles.shape[2])
+
+    @cached_property
+    def gram(self) -> NDArray[np.float32]:
+        """float32 (N, N) of padded atoms: products of unit atoms, in the metric; 1 on the diagonal.
+
+        Each is computed as a projection is: an encoder's choices do not hang on a BLAS.
+        """
+        from kvcodec.kernels.projection import project
+
+        gram = np.zeros((self.padded_size, self.padded_size), np.float32)
+        project((self.atoms / self.norms[:, None]).astype(np.float32), self.tiles, gram[: self.size])
+        lower = np.tril(gram, -1)
+        whole: NDArray[np.float32] = lower + lower.T + np.eye(self.padded_size, dtype=np.float32)
+        return whole
+
+    def energies(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 (n,): squared lengths of vectors (n, d), in the metric."""
+        other = rows if self.metric is None else rows @ self.metric
+        return np.maximum(np.einsum("nd,nd->n", other, rows), 0).astype(np.float32)
+
+    def head(self) -> bytes:
+        """What stands before the atoms: uses, and the mean if there is one."""
+        uses = np.zeros(len(self.uses), DICTIONARY_USE)
+        for row, (layer, stream) in zip(uses, self.uses, strict=True):
+            row["layer"], row["stream"] = layer, stream
+        return uses.tobytes() + (self.mean.astype("<f4").tobytes() if self.has_mean else b"")
+
+
+@dataclass(frozen=True, eq=False)
+class DictionarySet:
+    """The dictionaries of a model's streams, named by a hash of all that a decoder needs."""
+
+    dictionaries: tuple[Dictionary, ...]
+
+    def __post_init__(self) -> None:
+        uses = [use for one in self.dictionaries for use in one.uses]
+        if not uses or len(set(uses)) != len(uses) or len(self.dictionaries) >= 1 << 16:
+            raise SpecError("a set has one or more dictionaries, and no stream two of them")
+
+    @cached_property
+    def hash(self) -> bytes:
+        """16 bytes that name this set: the first of the SHA-256 of its dictionaries, one after the other."""
+        digest = hashlib.sha256()
+        for one in self.dictionaries:
+            shape = np.array([one.size, one.dim, len(one.uses), one.transform, one.has_mean], "<u4")
+            digest.update(shape.tobytes() + one.head())
+            digest.update(one.atoms.tobytes())
+        return digest.digest()[:HASH_BYTES]
+
+    @cached_property
+    def _by_use(self) -> dict[Use, Dictionary]:
+        return {use: one for one in self.dictionaries for use in one.uses}
+
+    def find(self, layer: int, stream: StreamId) -> Dictionary | None:
+        """The dictionary of a stream of a layer."""
+        return self._by_use.get((layer, stream))
+
+    def uses(self) -> Sequence[Use]:
+        """All streams that have a dictionary."""
+        return sorted(self._by_use)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of atoms and means."""
+        return sum(one.atoms.nbytes + (one.mean.nbytes if one.has_mean else 0) for one in self.dictionaries)
+
+    def describe(self) -> str:
+        """One line for an error or a report."""
+        sizes = sorted({(one.size, one.dim) for one in self.dictionaries})
+        shapes = ", ".join(f"{n}x{d}" for n, d in sizes)
+        return f"{self.hash.hex()} ({len(self.dictionaries)} dictionaries of {shapes})"
+
+
+def quantize_atoms(atoms: NDArray[Any]) -> NDArray[np.int8]:
+    """int8 atoms (N, d) of float ones: all times one number, such that the greatest component becomes 127."""
+    most = float(np.abs(atoms).max(initial=0))
+    if not np.isfinite(most) or most <= 0:
+        raise ShapeError("atoms: not finite, or all zero")
+    return np.rint(atoms * (127 / most)).astype(np.int8)

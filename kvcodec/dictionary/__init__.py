@@ -1,0 +1,1 @@
+"""Dictionaries: training them, and the .kvdict files that hold them."""

@@ -1,0 +1,170 @@
+"""A .kvdict file: the dictionaries of a model's streams (formats/kvdict.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
+from kvcodec.errors import BadMagic, CorruptRecord, LogExists, ShapeError, SpecError, TruncatedLog, UnsupportedVersion
+from kvcodec.layout import (
+    ALIGNMENT,
+    DICTIONARY_USE,
+    FORMAT_VERSION,
+    KVDICT,
+    KVDICT_ENTRY,
+    KVDICT_MAGIC,
+    KvdictFlag,
+    StreamId,
+    Transform,
+    align,
+)
+from kvcodec.sparse_spec import MAX_ATOMS, MAX_DICTIONARY
+
+_MAX_INFORMATION = 1 << 24
+_CRC = 4  # bytes of a checksum
+
+
+class Artefact(NamedTuple):
+    """What a .kvdict file holds. information: how it was trained, as JSON can say it."""
+
+    dictionaries: DictionarySet
+    information: Mapping[str, Any]
+
+
+def write_artefact(path: str | Path, artefact: Artefact, *, overwrite: bool = False) -> None:
+    """Write a .kvdict file, whole or not at all. Raises LogExists."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
+    data = _encode(artefact)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def read_artefact(path: str | Path) -> Artefact:
+    """Read a .kvdict file, every checksum and the set's hash checked.
+
+    Raises OSError, BadMagic, UnsupportedVersion, TruncatedLog, CorruptRecord.
+    """
+    data = np.fromfile(path, np.uint8)
+    if data[: len(KVDICT_MAGIC)].tobytes() != KVDICT_MAGIC:
+        raise BadMagic(f"{path} is no .kvdict file")
+    if len(data) < KVDICT.itemsize:
+        raise TruncatedLog(f"{path} ends within its header")
+    head = data[: KVDICT.itemsize].view(KVDICT)[0]
+    if int(head["version"]) != FORMAT_VERSION:
+        raise UnsupportedVersion(f"{path}: version {int(head['version'])}")
+    count, information = int(head["dictionaries"]), int(head["information_bytes"])
+    table_end = KVDICT.itemsize + count * KVDICT_ENTRY.itemsize
+    if len(data) < max(table_end + information, int(head["file_bytes"])):
+        raise TruncatedLog(f"{path} has {len(data)} bytes, its header says {int(head['file_bytes'])}")
+    _check_head(data, head, table_end + information)
+    entries = data[KVDICT.itemsize : table_end].view(KVDICT_ENTRY)
+    try:
+        own = DictionarySet(tuple(_read_dictionary(data, entry) for entry in entries))
+        told = json.loads(bytes(data[table_end : table_end + information]))
+    except (ShapeError, SpecError, ValueError) as error:
+        raise CorruptRecord(0, f"{path}: {error}") from None
+    if own.hash != head["basis_hash"].tobytes():
+        raise CorruptRecord(0, f"{path}: the set's hash is {own.hash.hex()}, its header names another")
+    if not isinstance(told, dict):
+        raise CorruptRecord(table_end, f"{path}: the information is no JSON object")
+    return Artefact(own, told)
+
+
+def read_dictionary(path: str | Path) -> DictionarySet:
+    """The set of dictionaries of a .kvdict file. Raises as read_artefact does."""
+    return read_artefact(path).dictionaries
+
+
+def _encode(artefact: Artefact) -> bytes:
+    own, information = artefact.dictionaries, json.dumps(artefact.information, sort_keys=True).encode()
+    if len(information) > _MAX_INFORMATION:
+        raise SpecError(f"{len(information)} bytes of information, at most {_MAX_INFORMATION}")
+    entries = np.zeros(len(own.dictionaries), KVDICT_ENTRY)
+    bodies = [_encode_dictionary(one) for one in own.dictionaries]
+    offset = align(KVDICT.itemsize + entries.nbytes + len(information), ALIGNMENT)
+    for entry, one, body in zip(entries, own.dictionaries, bodies, strict=True):
+        entry["offset"], entry["atoms"], entry["head_dim"], entry["uses"] = offset, one.size, one.dim, len(one.uses)
+        entry["errors"], entry["transform"], entry["flags"] = len(one.errors), one.transform, _flags(one)
+        entry["crc"] = google_crc32c.value(body)
+        offset = align(offset + len(body), ALIGNMENT)
+    head = np.zeros((), KVDICT)
+    head["magic"], head["version"], head["dictionaries"] = KVDICT_MAGIC, FORMAT_VERSION, len(entries)
+    head["information_bytes"], head["basis_hash"], head["file_bytes"] = len(information), np.void(own.hash), offset
+    rest = entries.tobytes() + information
+    head["crc"] = google_crc32c.value(head.tobytes()[:-_CRC] + rest)
+    out = bytearray(head.tobytes() + rest)
+    for entry, body in zip(entries, bodies, strict=True):
+        out += bytes(int(entry["offset"]) - len(out)) + body
+    return bytes(out) + bytes(offset - len(out))
+
+
+def _flags(one: Dictionary) -> KvdictFlag:
+    mean = KvdictFlag.MEAN if one.has_mean else KvdictFlag.NONE
+    return mean | (KvdictFlag.NONE if one.metric is None else KvdictFlag.METRIC)
+
+
+def _encode_dictionary(one: Dictionary) -> bytes:
+    parts = [one.head(), one.errors.astype("<f4").tobytes()]
+    parts += [] if one.metric is None else [one.metric.astype("<f4").tobytes()]
+    return b"".join([*parts, np.ascontiguousarray(one.atoms).tobytes()])
+
+
+def _check_head(data: NDArray[np.uint8], head: np.void, end: int) -> None:
+    if any(head["reserved"].tobytes()):
+        raise UnsupportedVersion("a reserved field of a .kvdict file is set")
+    whole = data[: KVDICT.itemsize - _CRC].tobytes() + data[KVDICT.itemsize : end].tobytes()
+    if int(head["crc"]) != google_crc32c.value(whole) or int(head["file_bytes"]) != len(data):
+        raise CorruptRecord(0, "header or table of a .kvdict file")
+
+
+def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
+    start, flags = int(entry["offset"]), int(entry["flags"])
+    atoms, dim, errors = int(entry["atoms"]), int(entry["head_dim"]), int(entry["errors"])
+    known = flags & ~int(KvdictFlag.MEAN | KvdictFlag.METRIC) == 0 and int(entry["transform"]) == Transform.NONE
+    if not known or any(entry["reserved"].tobytes()):
+        raise UnsupportedVersion(f"at byte {start}: flags, transform or a reserved field of a dictionary")
+    if not (1 <= atoms <= MAX_DICTIONARY and 1 <= dim <= MAX_DIM and errors <= MAX_ATOMS):
+        raise CorruptRecord(start, f"a dictionary of {atoms} atoms of {dim} channels, {errors} errors")
+    sizes = [int(entry["uses"]) * DICTIONARY_USE.itemsize, 4 * dim if flags & KvdictFlag.MEAN else 0, 4 * errors]
+    sizes += [4 * dim * dim if flags & KvdictFlag.METRIC else 0, atoms * dim]
+    body = data[start : start + sum(sizes)]
+    if start % ALIGNMENT or len(body) < sum(sizes) or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
+        raise CorruptRecord(start, "checksum of a dictionary")
+    uses, mean, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
+    return Dictionary(
+        matrix.view(np.int8).reshape(atoms, dim).copy(),
+        tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in uses.copy().view(DICTIONARY_USE)),
+        mean.copy().view("<f4").astype(np.float32),
+        Transform.NONE,
+        metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,
+        curve.copy().view("<f4").astype(np.float32),
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
