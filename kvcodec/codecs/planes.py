@@ -61,7 +61,9 @@ def unpack_rows(rows: Bytes, spec: SparseCodes) -> Codes:
         bad = int(find_bad_index(codes.indices, np.int64(spec.size)))
         if bad >= 0:
             raise CorruptRecord(bad, f"index {int(codes.indices[bad].max())} of a dictionary of {spec.size} atoms")
-    elias_fano.unpack_bits(np.ascontiguousarray(rows[:, last:]), np.int64(spec.bits), codes.coefficients)
+    bad = int(elias_fano.unpack_bits(np.ascontiguousarray(rows[:, last:]), np.int64(spec.bits), codes.coefficients))
+    if bad >= 0:
+        raise CorruptRecord(bad, "bits behind the coefficients")
     if len(high := np.flatnonzero(codes.scales >= _LIMIT)):
         raise CorruptRecord(int(high[0]), f"scale 0x{codes.scales[high[0]]:04x} is not a finite, positive bfloat16")
     ranks = np.arange(1, spec.atoms + 1)

@@ -69,7 +69,7 @@ def cut_space(memory: Any, terms: Any) -> Any:
 
 @part
 def rank_atoms(indices: Any, coefficients: Any, norms: Any, i: Any, used: Any, order: Any) -> Any:
-    """order, int64: ranks of the atoms, small coefficients first. The greatest code, of a scale of 1."""
+    """order, int64: ranks of the atoms, small coefficients first. The greatest code that a scale of 1 would take."""
     most = ZERO
     for j in range(used):
         size = np.float32(abs(coefficients[i, j]))
@@ -90,13 +90,17 @@ def rank_atoms(indices: Any, coefficients: Any, norms: Any, i: Any, used: Any, o
 def gather_atoms(
     indices: Any, projections: Any, gram: Any, norms: Any, i: Any, used: Any, most: Any, space: Any
 ) -> Any:
-    """Sizes, matrix and sides of row i's atoms, in parts of the last one's coefficient. Whether they are finite."""
+    """Sizes, matrix and sides of row i's atoms; sides in parts of `most` codes of the last one. Whether all of it is
+    finite, and no atom nothing.
+    """
     norm = np.float64(norms[indices[i, load_long(space.order + 8 * (used - 1))]])
     total, unit = ZERO, np.float64(most * norm)
+    for c in range(0, space.stride, ROW):
+        store_floats(splat_float(np.float32(0)), space.sides + c)
     for a in range(used):
         atom = indices[i, load_long(space.order + 8 * a)]
         size, side = np.float32(np.float64(norms[atom]) / norm), np.float32(np.float64(projections[i, atom]) / unit)
-        total = np.float64(total + np.float64(abs(side) + size))
+        total = np.float64(total + np.float64(abs(side)) + np.float64(size + ONE / size))
         store_float(size, space.sizes + 4 * a)
         store_float(side, space.sides + 4 * a)
         for c in range(0, space.stride, ROW):
@@ -168,8 +172,8 @@ def project_codes(indices: Any, codes: Any, projections: Any, gram: Any, norms: 
             length = np.float64(np.float64(codes[i, j]) * np.float64(norms[atom]))
             for k in range(j):
                 other = indices[i, k]
-                part_ = np.float64(np.float64(codes[i, k]) * np.float64(norms[other]))
-                inner = np.float64(inner + np.float64(part_ * np.float64(gram[atom, other])))
+                against = np.float64(np.float64(codes[i, k]) * np.float64(norms[other]))
+                inner = np.float64(inner + np.float64(against * np.float64(gram[atom, other])))
             own = np.float64(length * np.float64(gram[atom, atom]))
             along = np.float64(along + length * np.float64(projections[i, atom]))
             square = np.float64(square + length * np.float64(own + np.float64(2) * inner))
@@ -285,5 +289,5 @@ def order_sets(indices: Any, codes: Any, counts: Any, low: Any) -> None:
     terms = indices.shape[1]
     for i in range(indices.shape[0]):
         used = min(counts[i], terms)
-        sort_set(indices, codes, i, 0, min(used, low), low)
+        sort_set(indices, codes, i, np.int64(0), min(used, low), low)
         sort_set(indices, codes, i, low, max(used, low), terms)

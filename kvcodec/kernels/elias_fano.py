@@ -31,15 +31,12 @@ from kvcodec.kernels._products import plane
 from kvcodec.kernels._simd import load_bytes
 
 ROW = 64  # bytes of a plane
-ZERO, ONE = np.int32(0), np.int32(1)
+FIRST, ZERO, ONE = np.int64(0), np.int32(0), np.int32(1)
 
 
 def count_low_bits(atoms: Any, terms: Any) -> Any:
     """floor(log2(atoms / terms)), or 0."""
-    bits = 0
-    while terms << (bits + 1) <= atoms and terms > 0:
-        bits += 1
-    return bits
+    return max(bit_length(np.int64(atoms // max(terms, 1))) - 1, 0)
 
 
 def set_bytes(atoms: int, terms: int) -> int:
@@ -107,7 +104,7 @@ def pack_sets(indices: Any, atoms: Any, low: Any, out: Any) -> None:
     behind = _set_bytes(atoms, low, few)
     for i in range(rows):
         if low:
-            pack_set(indices, i, 0, low, (atoms - 1) >> few, few, out, 0)
+            pack_set(indices, i, FIRST, low, (atoms - 1) >> few, few, out, FIRST)
         if terms > low:
             pack_set(indices, i, low, terms, (atoms - 1) >> many, many, out, behind)
 
@@ -151,7 +148,7 @@ def unpack_sets(packed: Any, atoms: Any, low: Any, indices: Any) -> Any:
     few, many = _count_low_bits(atoms, low), _count_low_bits(atoms, terms - low)
     behind = _set_bytes(atoms, low, few)
     for i in range(rows):
-        if low and not unpack_set(packed, i, 0, atoms, few, indices, 0, low):
+        if low and not unpack_set(packed, i, FIRST, atoms, few, indices, FIRST, low):
             return i
         if terms > low and not unpack_set(packed, i, behind, atoms, many, indices, low, terms):
             return i
