@@ -20,8 +20,10 @@ doc: |
   - Whole numbers of 64 bits are assumed. `salted` needs 64 bits without a sign once a generation exceeds 2^31.
   - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
     can tell. Everything above them is lenient.
-  - Rows of a STEP record are split by the shapes of the sequence's model, which stand in another record: `step_rows`
-    are one list, and coded rows bytes, to be parsed as `coded_row`.
+  - Rows of a STEP or ROWS record are split by the shapes of the sequence's model, which stand in another record:
+    `step_rows` are one list, and coded rows bytes, to be parsed as `coded_row` or `sparse_row`.
+  - Rows over a dictionary end here as indices, coefficients and a scale. The atoms that they name stand in the
+    DICTIONARY records of `basis_hash`, which is a hash of them.
 doc-ref:
   - formats/README.md
   - formats/device.md
@@ -348,7 +350,8 @@ types:
       - id: record
         type: record
         valid:
-          expr: _.header.kind != record_kind::group or offset % 64 == 0
+          expr: >-
+            _.header.kind != record_kind::group and _.header.kind != record_kind::dictionary or offset % 64 == 0
     instances:
       loose:
         value: (behind + 7) / 8 * 8
@@ -374,6 +377,8 @@ types:
             'record_kind::sequence': sequence_body(header.fields.as<sequence_fields>)
             'record_kind::group': group_body(header.fields.as<group_fields>)
             'record_kind::step': step_body(header.fields.as<step_fields>)
+            'record_kind::dictionary': dictionary_body(header.fields.as<dictionary_fields>)
+            'record_kind::rows': step_body(header.fields.as<step_fields>)
         doc: That of DROP is empty; that of a kind which is skipped is bytes.
 
   record_header:
@@ -386,7 +391,7 @@ types:
         type: u1
         enum: record_kind
         valid:
-          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 6 and _ != record_kind::dictionary
+          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 7
       - id: version
         type: u1
         valid: 0
@@ -403,6 +408,8 @@ types:
         type: u8
       - id: sequence
         type: u8
+        valid:
+          expr: kind != record_kind::model and kind != record_kind::dictionary or _ == 0
       - id: fields
         size: 'header_bytes - 32 < _io.size - _io.pos ? header_bytes - 32 : _io.size - _io.pos'
         type:
@@ -411,8 +418,10 @@ types:
             'record_kind::model': model_fields
             'record_kind::sequence': sequence_fields
             'record_kind::group': group_fields
-            'record_kind::step': step_fields
+            'record_kind::step': step_fields(false)
+            'record_kind::dictionary': dictionary_fields
             'record_kind::drop': drop_fields
+            'record_kind::rows': step_fields(true)
         doc: Those of the kind. A sidecar holds no more than 128 bytes of a header, so there the rest may be missing.
 
   model_fields:
@@ -541,11 +550,19 @@ types:
         type: u1
         enum: axis
         valid:
-          in-enum: true
+          expr: >-
+            codec == codec_id::raw ? _ == axis::none
+            : codec == codec_id::dictionary ? _ == axis::token : _ == axis::channel or _ == axis::token
       - id: flags
         type: u1
+        valid:
+          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
       - id: group
         type: u2
+        valid:
+          expr: >-
+            codec == codec_id::raw ? _ == 0
+            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -564,6 +581,92 @@ types:
       - id: reserved_too
         type: u4
         valid: 0
+      - id: sparse
+        type: sparse_fields(codec == codec_id::dictionary, flags)
+      - id: reserved_sparse
+        type: zeros(7)
+
+  sparse_fields:
+    doc: |
+      How rows are coded over a dictionary, and which, in GROUP, ROWS and POLICY: six fields that stand in the struct
+      itself there. They are 0 with other codecs.
+    doc-ref:
+      - formats/record.md#group
+      - formats/dictionary.md#a-row
+    params:
+      - id: is_used
+        type: bool
+      - id: flags
+        type: u2
+    seq:
+      - id: basis_hash
+        size: 16
+        valid:
+          expr: (_.max != 0) == is_used
+      - id: dictionary_atoms
+        type: u4
+        valid:
+          expr: 'is_used ? _ >= 1 and _ <= 65536 : _ == 0'
+      - id: error_bound
+        type: u2
+        valid:
+          max: 'is_used ? 0x7fff : 0'
+      - id: atoms
+        type: u1
+        valid:
+          expr: 'is_used ? _ >= 1 and _ <= 32 : _ == 0'
+      - id: low_atoms
+        type: u1
+        valid:
+          expr: 'is_used ? _ < atoms : _ == 0'
+      - id: coefficient_bits
+        type: u1
+        valid:
+          expr: 'is_used ? _ == 4 or _ == 5 or _ == 6 or _ == 8 : _ == 0'
+    instances:
+      has_sets:
+        value: (flags & 2) != 0
+      low_set:
+        pos: 0
+        size: 0
+        type: set_shape(dictionary_atoms, low_atoms)
+        doc: The first tier, with two of them.
+      high_set:
+        pos: 0
+        size: 0
+        type: set_shape(dictionary_atoms, atoms - low_atoms)
+        doc: The second tier, or the only one.
+      set_bytes:
+        value: low_set.bytes + high_set.bytes
+      coefficient_bytes:
+        value: (atoms * coefficient_bits + 7) / 8
+
+  set_shape:
+    doc-ref: formats/dictionary.md#sets
+    params:
+      - id: below
+        type: u4
+        doc: All numbers of the set are.
+      - id: count
+        type: u1
+    instances:
+      low_bits:
+        value: >-
+          count == 0 ? 0
+          : (2 * count <= below ? 1 : 0) + (4 * count <= below ? 1 : 0)
+          + (8 * count <= below ? 1 : 0) + (16 * count <= below ? 1 : 0)
+          + (32 * count <= below ? 1 : 0) + (64 * count <= below ? 1 : 0)
+          + (128 * count <= below ? 1 : 0) + (256 * count <= below ? 1 : 0)
+          + (512 * count <= below ? 1 : 0) + (1024 * count <= below ? 1 : 0)
+          + (2048 * count <= below ? 1 : 0) + (4096 * count <= below ? 1 : 0)
+          + (8192 * count <= below ? 1 : 0) + (16384 * count <= below ? 1 : 0)
+          + (32768 * count <= below ? 1 : 0) + (65536 * count <= below ? 1 : 0)
+        doc: Of each number; the logarithm of below / count.
+      unary_at:
+        value: count * low_bits
+        doc: The bit that the unary part begins with.
+      bytes:
+        value: 'count == 0 ? 0 : (unary_at + count + ((below - 1) >> low_bits) + 7) / 8'
 
   group_fields:
     doc-ref: formats/record.md#group
@@ -582,20 +685,23 @@ types:
         type: u1
         enum: axis
         valid:
-          in-enum: true
+          expr: >-
+            codec == codec_id::raw ? _ == axis::none
+            : codec == codec_id::dictionary ? _ == axis::token : _ == axis::channel or _ == axis::token
       - id: transform
         type: u1
         enum: transform
-        valid:
-          in-enum: true
+        valid: transform::none
       - id: flags
         type: u2
         valid:
-          max: 1
+          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
       - id: group
         type: u2
         valid:
-          expr: 'codec == codec_id::raw ? _ == 0 : _ >= 16 and _ <= 4096 and _ % 16 == 0'
+          expr: >-
+            codec == codec_id::raw ? _ == 0
+            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -641,10 +747,10 @@ types:
         type: u4
       - id: code_bytes
         type: u4
-      - id: basis_hash
-        type: zeros(16)
+      - id: sparse
+        type: sparse_fields(codec == codec_id::dictionary, flags)
       - id: reserved
-        type: zeros(24)
+        type: zeros(15)
     instances:
       is_symmetric:
         value: (flags & 1) != 0
@@ -680,6 +786,7 @@ types:
             'codec_id::int8': grouped_head(shape, 8)
             'codec_id::int4': grouped_head(shape, 4)
             'codec_id::int2': grouped_head(shape, 2)
+            'codec_id::dictionary': sparse_head(shape)
         repeat: expr
         repeat-expr: shape.heads
 
@@ -841,14 +948,262 @@ types:
       zero:
         value: 'shape.is_symmetric ? -head.parts * (1 << (head.bits - 1)) : head.zeros.numbers[table_index]'
 
+  sparse_head:
+    doc: |
+      Rows over a dictionary, `tokens[t].terms[j]` of each: mean + scale * (sum of coefficients times atoms).
+    doc-ref: formats/dictionary.md#sections
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: scales
+        type: u2
+        repeat: expr
+        repeat-expr: 64 * ((shape.tokens + 63) / 64)
+        valid:
+          max: 0x7f7f
+        doc: Bits of bfloat16, the upper half of a binary32. Those beyond the last token are padding.
+      - id: blocks
+        type: sparse_block(shape.sparse, 64)
+        repeat: expr
+        repeat-expr: (shape.tokens + 63) / 64
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+    instances:
+      tokens:
+        pos: 0
+        size: 0
+        type: token(_index)
+        repeat: expr
+        repeat-expr: shape.tokens
+    types:
+      token:
+        params:
+          - id: number
+            type: u4
+        instances:
+          scale:
+            value: _parent.scales[number]
+          vector:
+            value: _parent.blocks[number / 64].vectors[number % 64]
+
+  sparse_row:
+    doc: |
+      One head of one token in a ROWS record; the next one follows at once, in the order that `step_rows` has. A user
+      makes these, one after the other, of the bytes of `step_body.rows`.
+    doc-ref: formats/dictionary.md#a-row
+    params:
+      - id: codes
+        type: sparse_fields
+    seq:
+      - id: scale
+        type: u2
+        valid:
+          max: 0x7f7f
+        doc: Bits of bfloat16, the upper half of a binary32.
+      - id: block
+        type: sparse_block(codes, 1)
+    instances:
+      vector:
+        value: block.vectors[0]
+
+  sparse_block:
+    doc: Indices and coefficients of `count` rows, field by field. It is 1 where a row stands by itself.
+    doc-ref:
+      - formats/dictionary.md#a-row
+      - formats/dictionary.md#sections
+    params:
+      - id: codes
+        type: sparse_fields
+      - id: count
+        type: u1
+    seq:
+      - id: indices
+        type: index_plane
+        repeat: expr
+        repeat-expr: 'codes.has_sets ? 0 : codes.atoms'
+      - id: sets
+        size: count
+        repeat: expr
+        repeat-expr: 'codes.has_sets ? codes.set_bytes : 0'
+        doc: Byte k of the sets of each row; with two tiers the second set has bytes of its own behind the first one.
+      - id: coefficients
+        size: count
+        repeat: expr
+        repeat-expr: codes.coefficient_bytes
+        doc: Byte k of the coefficients of each row.
+    instances:
+      vectors:
+        pos: 0
+        size: 0
+        type: sparse_vector(_index)
+        repeat: expr
+        repeat-expr: count
+        doc: The same once more by row.
+    types:
+      index_plane:
+        doc: Index j of each row.
+        seq:
+          - id: numbers
+            type: u2
+            repeat: expr
+            repeat-expr: _parent.count
+
+  sparse_vector:
+    doc-ref: formats/dictionary.md#a-row
+    params:
+      - id: row
+        type: u1
+        doc: Of the block.
+    instances:
+      block:
+        value: _parent
+      codes:
+        value: block.codes
+      low_set:
+        pos: 0
+        size: 0
+        type: index_set(codes.low_set, 0)
+        doc: The first tier, with two of them.
+      high_set:
+        pos: 0
+        size: 0
+        type: index_set(codes.high_set, codes.low_set.bytes)
+        doc: The second tier, or the only one.
+      terms:
+        pos: 0
+        size: 0
+        type: term(_index)
+        repeat: expr
+        repeat-expr: codes.atoms
+        valid:
+          expr: _.index < codes.dictionary_atoms
+    types:
+      term:
+        params:
+          - id: place
+            type: u1
+        instances:
+          vector:
+            value: _parent
+          codes:
+            value: vector.codes
+          index:
+            value: >-
+              not codes.has_sets ? vector.block.indices[place].numbers[vector.row]
+              : place < codes.low_atoms ? vector.low_set.members[place].number
+              : vector.high_set.members[place - codes.low_atoms].number
+          first_bit:
+            value: place * codes.coefficient_bits
+          first_byte:
+            value: first_bit / 8
+          both_bytes:
+            value: >-
+              vector.block.coefficients[first_byte][vector.row]
+              + (first_byte + 1 < codes.coefficient_bytes
+              ? 256 * vector.block.coefficients[first_byte + 1][vector.row] : 0)
+          half:
+            value: 1 << (codes.coefficient_bits - 1)
+          coefficient:
+            value: ((both_bytes >> (first_bit % 8)) + half) % (2 * half) - half
+            doc: Two's complement of so many bits.
+
+  index_set:
+    doc: |
+      Elias and Fano's code of numbers that do not descend. Bits count from the lowest one of byte 0 on.
+    doc-ref: formats/dictionary.md#sets
+    params:
+      - id: shape
+        type: set_shape
+      - id: first_byte
+        type: u2
+    instances:
+      vector:
+        value: _parent
+      members:
+        pos: 0
+        size: 0
+        type: 'member(_index, _index == 0 ? shape.unary_at : members[_index - 1].unary_end)'
+        repeat: expr
+        repeat-expr: shape.count
+      rest_at:
+        value: 'shape.count == 0 ? 0 : members[shape.count - 1].unary_end'
+      rest:
+        pos: 0
+        size: 0
+        type: bit(vector, 8 * first_byte + rest_at + _index)
+        repeat: expr
+        repeat-expr: 8 * shape.bytes - rest_at
+        valid:
+          expr: not _.is_set
+        doc: What stands behind the last number. Looked at when asked for.
+    types:
+      bit:
+        params:
+          - id: vector
+            type: sparse_vector
+          - id: at
+            type: u2
+            doc: Of all bits of the sets of the row.
+        instances:
+          is_set:
+            value: ((vector.block.sets[at / 8][vector.row] >> (at % 8)) & 1) != 0
+      member:
+        params:
+          - id: place
+            type: u1
+          - id: unary_at
+            type: u2
+        instances:
+          set:
+            value: _parent
+          shape:
+            value: set.shape
+          unary:
+            pos: 0
+            size: 0
+            type: bit(set.vector, 8 * set.first_byte + unary_at + _index)
+            repeat: until
+            repeat-until: _.is_set
+            doc: Zeros, and a one.
+          unary_end:
+            value: unary_at + unary.size
+          high:
+            value: unary_end - 1 - shape.unary_at - place
+          low_at:
+            value: place * shape.low_bits
+          low_byte:
+            value: low_at / 8
+          low_bytes:
+            value: >-
+              bytes[set.first_byte + low_byte][row]
+              + (low_byte + 1 < shape.bytes ? bytes[set.first_byte + low_byte + 1][row] << 8 : 0)
+              + (low_byte + 2 < shape.bytes ? bytes[set.first_byte + low_byte + 2][row] << 16 : 0)
+          bytes:
+            value: set.vector.block.sets
+          row:
+            value: set.vector.row
+          number:
+            value: (high << shape.low_bits) | ((low_bytes >> (low_at % 8)) & ((1 << shape.low_bits) - 1))
+
   step_fields:
-    doc-ref: formats/record.md#step
+    doc: Those of STEP, and of ROWS, which has more of them.
+    doc-ref:
+      - formats/record.md#step
+      - formats/record.md#rows
+    params:
+      - id: is_rows
+        type: bool
     seq:
       - id: codec
         type: u1
         enum: codec_id
         valid:
-          in-enum: true
+          expr: >-
+            is_rows ? _ == codec_id::dictionary
+            : _ == codec_id::raw or _ == codec_id::int8 or _ == codec_id::int4 or _ == codec_id::int2
       - id: streams
         type: u1
         doc: Bit i is set if stream i is in the record.
@@ -857,7 +1212,7 @@ types:
       - id: flags
         type: u2
         valid:
-          expr: 'codec == codec_id::raw ? _ == 0 : _ <= 1'
+          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
       - id: first_layer
         type: u2
       - id: layers
@@ -885,18 +1240,26 @@ types:
       - id: group
         type: u2
         valid:
-          expr: 'codec == codec_id::raw ? _ == 0 : _ >= 16 and _ <= 4096 and _ % 16 == 0'
+          expr: >-
+            codec == codec_id::raw ? _ == 0
+            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
+      - id: sparse
+        type: sparse_fields(true, flags)
+        if: is_rows
       - id: reserved
-        type: zeros(4)
+        type: 'zeros(is_rows ? 11 : 4)'
     instances:
       is_symmetric:
         value: (flags & 1) != 0
 
   step_body:
-    doc: Coded rows are left as bytes, of which a user makes one `coded_row` after the other.
+    doc: |
+      Coded rows are left as bytes, of which a user makes one `coded_row` after the other, or in a ROWS record one
+      `sparse_row`.
     doc-ref:
       - formats/raw.md#step
       - formats/rows.md
+      - formats/record.md#rows
     params:
       - id: shape
         type: step_fields
@@ -976,6 +1339,98 @@ types:
             value: >-
               _parent.shape.is_symmetric
               ? -_parent.parts * (1 << (_parent.bits - 1)) : _parent.zeros[number / _parent.shape.group]
+
+  dictionary_fields:
+    doc-ref: formats/dictionary.md#dictionary-records
+    seq:
+      - id: basis_hash
+        size: 16
+        valid:
+          expr: _.max != 0
+      - id: parent_hash
+        type: zeros(16)
+      - id: atoms
+        type: u4
+        valid:
+          min: 1
+          max: 65536
+      - id: first_atom
+        type: u4
+      - id: chunk
+        type: u4
+        valid:
+          expr: _ >= 1 and first_atom + _ <= atoms
+      - id: matrix
+        type: u2
+      - id: matrices
+        type: u2
+        valid:
+          expr: matrix < _
+      - id: head_dim
+        type: u2
+        valid:
+          min: 1
+          max: 1024
+      - id: uses
+        type: u2
+        valid:
+          min: 1
+      - id: transform
+        type: u1
+        enum: transform
+        valid: transform::none
+      - id: mean
+        type: u1
+        valid:
+          max: 1
+      - id: reserved
+        type: zeros(42)
+
+  dictionary_body:
+    doc: Uses and mean stand in the record of the first atoms alone.
+    doc-ref: formats/dictionary.md#dictionary-records
+    params:
+      - id: fields
+        type: dictionary_fields
+    seq:
+      - id: uses
+        type: dictionary_use
+        repeat: expr
+        repeat-expr: 'fields.first_atom == 0 ? fields.uses : 0'
+      - id: mean
+        type: f4
+        repeat: expr
+        repeat-expr: 'fields.first_atom == 0 and fields.mean == 1 ? fields.head_dim : 0'
+      - id: atoms
+        type: atom
+        size: fields.head_dim
+        repeat: expr
+        repeat-expr: fields.chunk
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+    types:
+      atom:
+        instances:
+          channels:
+            pos: 0
+            type: s1
+            repeat: eos
+
+  dictionary_use:
+    doc-ref: formats/dictionary.md#dictionary-records
+    seq:
+      - id: layer
+        type: u2
+      - id: stream
+        type: u1
+        enum: stream_id
+        valid:
+          in-enum: true
+      - id: reserved
+        type: u1
+        valid: 0
 
   drop_fields:
     doc-ref: formats/record.md#drop
@@ -1067,6 +1522,7 @@ enums:
     4: step
     5: dictionary
     6: drop
+    7: rows
   stream_id:
     1: k
     2: v
@@ -1077,12 +1533,14 @@ enums:
     2: int8
     3: int4
     4: int2
+    5: dictionary
   axis:
     0: none
     1: channel
     2: token
   transform:
     0: none
+    1: pre_rope
   dtype_id:
     1: bfloat16
     2: float16

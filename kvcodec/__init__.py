@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from kvcodec.attention.state import AttentionState
     from kvcodec.bulk.decode import decode_log as decode
     from kvcodec.bulk.encode import encode_dump as encode
+    from kvcodec.bulk.train import train_dumps as train
     from kvcodec.codecs import EncodedArray, decode_array, encode_array
+    from kvcodec.codecs.dictionary import Dictionary, DictionarySet
+    from kvcodec.dictionary.artefact import read_dictionary
     from kvcodec.errors import KvcodecError
     from kvcodec.flash.geometry import Geometry
     from kvcodec.layout import StreamId
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 _WHERE = {
     "AttentionState": "kvcodec.attention.state:AttentionState",
     "CodecSpec": "kvcodec.spec:CodecSpec",
+    "Dictionary": "kvcodec.codecs.dictionary:Dictionary",
+    "DictionarySet": "kvcodec.codecs.dictionary:DictionarySet",
     "EncodedArray": "kvcodec.codecs:EncodedArray",
     "Geometry": "kvcodec.flash.geometry:Geometry",
     "KvcodecError": "kvcodec.errors:KvcodecError",
@@ -42,12 +47,16 @@ _WHERE = {
     "decode_array": "kvcodec.codecs:decode_array",
     "encode": "kvcodec.bulk.encode:encode_dump",
     "encode_array": "kvcodec.codecs:encode_array",
+    "read_dictionary": "kvcodec.dictionary.artefact:read_dictionary",
     "open": "kvcodec.store.opening:open_store",
+    "train": "kvcodec.bulk.train:train_dumps",
 }
 
 __all__ = [
     "AttentionState",
     "CodecSpec",
+    "Dictionary",
+    "DictionarySet",
     "EncodedArray",
     "Geometry",
     "KvcodecError",
@@ -64,6 +73,8 @@ __all__ = [
     "encode",
     "encode_array",
     "open",
+    "read_dictionary",
+    "train",
 ]
 
 

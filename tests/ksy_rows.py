@@ -1,24 +1,25 @@
 """Every row of a log by a parser of kvlog.ksy and the rules of formats/record.md, without the reader."""
 
 import hashlib
+import struct
 from io import BytesIO
 
 import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
-from tests.ksy_trees import decode_head, decode_numbers, streams_of, walk
+from tests.ksy_trees import decode_head, decode_numbers, parse_vector, split_rows, streams_of, walk
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
 
 
-def records(parser, data):
+def records(parser, log):
     """(record, layers of its sequence's model, dtype) of all records that belong to a sequence.
 
     layers: (streams, window) of each.
     """
     models, sequences = {}, {}
-    for _, frame in walk(parser.from_bytes(data)):
+    for _, frame in walk(log):
         for place in frame.records.places if frame.records else []:
             header, body = place.record.header, place.record.body
             if header.kind == parser.RecordKind.model:
@@ -29,6 +30,31 @@ def records(parser, data):
                 sequences[header.sequence] = models[header.fields.model_hash]
             if header.sequence in sequences:
                 yield place.record, *sequences[header.sequence]
+
+
+def dictionaries(parser, log):
+    """(atoms, mean) by the hash of their set, layer and stream."""
+    sets = {}  # by hash, matrix and first atom
+    for _, frame in walk(log):
+        for place in frame.records.places if frame.records else []:
+            own = place.record.header.fields
+            if place.record.header.kind == parser.RecordKind.dictionary:
+                sets.setdefault(own.basis_hash, {}).setdefault(own.matrix, {})[own.first_atom] = place.record
+    out = {}
+    for basis, matrices in sets.items():
+        digest = hashlib.sha256()
+        for _, chunks in sorted(matrices.items()):
+            own, body = chunks[0].header.fields, chunks[0].body
+            atoms = np.array([a.channels for _, chunk in sorted(chunks.items()) for a in chunk.body.atoms], np.int8)
+            assert atoms.shape == (own.atoms, own.head_dim)
+            mean = np.array(body.mean, "<f4")
+            digest.update(struct.pack("<5I", own.atoms, own.head_dim, own.uses, own.transform, own.mean))
+            digest.update(b"".join(struct.pack("<HBx", use.layer, use.stream) for use in body.uses))
+            digest.update(mean.tobytes() + atoms.tobytes())
+            for use in body.uses:
+                out[basis, use.layer, int(use.stream)] = atoms, mean if own.mean else np.zeros(own.head_dim, "<f4")
+        assert digest.digest()[:16] == basis
+    return out
 
 
 class Rows:
@@ -74,18 +100,19 @@ class Rows:
 
 def read_all(parser, data):
     """Length, and the digests of the rows that layers need, of each sequence: what tests/golden/index.json says."""
-    sequences, kinds = {}, parser.RecordKind
-    for record, layers, dtype in records(parser, data):
+    log = parser.from_bytes(data)
+    sequences, kinds, sets = {}, parser.RecordKind, dictionaries(parser, log)
+    for record, layers, dtype in records(parser, log):
         header, body, own = record.header, record.body, record.header.fields
         if header.kind == kinds.sequence and header.sequence:
             sequences.setdefault(header.sequence, Rows(body.name, layers))
         elif header.kind == kinds.drop:
             sequences[header.sequence].drop(own.first_token, header.lsn)
         elif header.kind == kinds.group:
-            for head, bits in enumerate(spread_group(own, body, dtype)):
+            for head, bits in enumerate(spread_group(own, body, dtype, sets)):
                 sequences[header.sequence].insert(header.lsn, own, (own.first_layer, int(own.stream)), head, bits)
-        elif header.kind == kinds.step:
-            for key, head, bits in spread_step(parser, own, body, layers, dtype):
+        elif header.kind in (kinds.step, kinds.rows):
+            for key, head, bits in spread_step(parser, own, body, layers, dtype, sets):
                 sequences[header.sequence].insert(header.lsn, own, key, head, bits)
     out = {}
     for rows in sequences.values():
@@ -98,17 +125,25 @@ def read_all(parser, data):
     return out
 
 
-def spread_group(own, body, dtype):
+def spread_group(own, body, dtype, sets):
     """Rows' bits (tokens, dim) of each head of a GROUP record."""
     for head in body.heads:
         if own.codec.name == "raw":
             yield np.array([row.numbers for row in head.rows], np.uint16)
+        elif own.codec.name == "dictionary":
+            dictionary = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
+            yield round_rows(decode_vectors(head.tokens, *dictionary), dtype)
         else:
             yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
 
 
-def spread_step(parser, own, body, layers, dtype):
-    """((layer, stream), head of the part, its rows' bits) of a STEP record."""
+def spread_step(parser, own, body, layers, dtype, sets):
+    """((layer, stream), head of the part, its rows' bits) of a STEP or ROWS record."""
+    if own.is_rows:
+        for key, rows in rows_over(parser, own, body, layers):
+            bits = round_rows(decode_vectors(rows, *sets[own.sparse.basis_hash, *key]), dtype)
+            yield from ((key, h, bits[h :: own.heads]) for h in range(own.heads))
+        return
     if own.codec.name != "raw":
         for key, rows in coded_rows(parser, own, body, layers):
             bits = np.array([[decode_row(row) for row in token] for token in rows]).astype(dtype).view(np.uint16)
@@ -124,7 +159,7 @@ def spread_step(parser, own, body, layers, dtype):
 
 
 def streams_in_step(own, layers):
-    """((layer, stream), dim) of a STEP record, in the order in which their rows stand."""
+    """((layer, stream), dim) of a STEP or ROWS record, in the order in which their rows stand."""
     for layer in range(own.first_layer, own.first_layer + own.layers):
         for stream, _, dim in sorted(layers[layer][0]):
             if own.streams >> stream & 1:
@@ -137,6 +172,28 @@ def coded_rows(parser, own, body, layers):
     for key, dim in streams_in_step(own, layers):
         yield key, [[parser.CodedRow(own, dim, stream) for _ in range(own.heads)] for _ in range(own.tokens)]
     assert stream.is_eof()
+
+
+def rows_over(parser, own, body, layers):
+    """((layer, stream), rows) of a ROWS record, those of one token next to each other."""
+    rows = list(split_rows(parser, own, body))
+    keys = [key for key, _ in streams_in_step(own, layers)]
+    assert len(rows) == len(keys) * own.tokens * own.heads
+    for n, key in enumerate(keys):
+        yield key, rows[n * own.tokens * own.heads :][: own.tokens * own.heads]
+
+
+def decode_vectors(rows, atoms, mean):
+    """float32 (rows, dim) of rows over a dictionary: mean + scale * (sum of coefficients times atoms)."""
+    scales, indices, coefficients = map(np.array, zip(*map(parse_vector, rows), strict=True))
+    sums = np.einsum("nj,njd->nd", coefficients, atoms[indices].astype(np.int64))
+    return sums.astype(np.float32) * (scales.astype(np.uint32) << 16).view(np.float32)[:, None] + mean
+
+
+def round_rows(rows, dtype):
+    """Bits of rows, none beyond the greatest finite number of the dtype."""
+    most = np.float32(ml_dtypes.finfo(dtype).max)
+    return np.clip(rows, -most, most).astype(dtype).view(np.uint16)
 
 
 def decode_row(row):

@@ -8,12 +8,14 @@ from kaitaistruct import KaitaiStream, KaitaiStruct
 
 from kvcodec import layout
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.sections import scale_shape
+from kvcodec.codecs.planes import take_rows, unpack_rows
+from kvcodec.codecs.sections import scale_shape, sparse_sections
 from kvcodec.flash.device import Device
-from kvcodec.layout import Axis, CodecId, GroupFlag, Kind, StreamId
+from kvcodec.layout import Axis, CodecId, Kind, StreamId
 from kvcodec.log.reader import Log, Place
 from kvcodec.log.sidecar import load_sidecar
-from kvcodec.spec import CodecSpec
+from kvcodec.store.dictionaries import Dictionaries
+from kvcodec.store.headers import read_spec
 from kvcodec.store.model import read_model
 from kvcodec.store.policy import read_sequence
 
@@ -30,7 +32,8 @@ def plain(value):
 
 
 def parsed_struct(struct, names):
-    out = {name: plain(getattr(struct, name)) for name in names}
+    """The fields of a parsed struct, among them those that it has in a struct of their own (`sparse_fields`)."""
+    out = {name: plain(getattr(struct if hasattr(struct, name) else struct.sparse, name)) for name in names}
     return {name: int(value) if isinstance(value, IntEnum) else value for name, value in out.items()}
 
 
@@ -75,11 +78,11 @@ def pick(count):
 
 
 class Witness(Log):
-    """A log that remembers where each of its frames began."""
+    """A log that remembers where each of its frames began, and its dictionaries."""
 
     def __init__(self, device):
         super().__init__(device)
-        self.frames = []
+        self.frames, self.dictionaries = [], Dictionaries(self)
 
     def _count(self, frame):
         self.frames.append((self.cursor.block.number, self.cursor.offset, frame))
@@ -92,6 +95,9 @@ def read_log(path):
     try:
         log = Witness(device)
         located = log.poll()
+        for one in located:
+            if int(one.header["kind"]) == Kind.DICTIONARY:
+                log.dictionaries.enter(one)
         data = np.frombuffer(path.read_bytes(), np.uint8)
         copies = [data[4096 * i : 4096 * (i + 1)] for i in range(2)]
         fields = ("page_bytes", "unit_bytes", "block_bytes", "rated_cycles", "read_ns", "program_ns", "erase_ns")
@@ -148,33 +154,64 @@ def read_body(log, header, place):
         return {"name": info.name, "policies": [read_rule(rule) for rule in info.policy.rules]}
     if kind == Kind.GROUP:
         return read_group(header, body)
+    if kind == Kind.ROWS:
+        codes = read_spec(header, Axis.TOKEN).sparse
+        return {"rows": read_codes(body.reshape(-1, codes.row_bytes), codes)}
+    if kind == Kind.DICTIONARY:
+        return read_chunk(log, header)
     return {"bytes": body.tobytes()}
+
+
+def read_chunk(log, header):
+    first, count = int(header["first_atom"]), int(header["chunk"])
+    own = log.dictionaries.find(header["basis_hash"].tobytes()).dictionaries[int(header["matrix"])]
+    return {
+        "uses": [[layer, int(stream)] for layer, stream in own.uses if not first],
+        "mean": own.mean.tolist() if own.has_mean and not first else [],
+        "atoms": own.atoms[first : first + count].tolist(),
+    }
+
+
+def read_codes(rows, spec):
+    """Scale, indices and coefficients of rows over a dictionary (n, row bytes)."""
+    codes = unpack_rows(rows, spec)
+    columns = codes.scales, codes.indices, codes.coefficients
+    return [list(row) for row in zip(*(x.tolist() for x in columns), strict=True)]
 
 
 def read_rule(rule):
     spec, policy = rule.policy.spec, rule.policy
     own = [rule.stream, spec.codec, spec.axis, spec.flags, spec.group, rule.layers.start, len(rule.layers)]
-    return [*map(int, own), policy.residual, policy.sinks]
+    codes = spec.sparse
+    sparse = [codes.basis, codes.size, codes.error, codes.atoms, codes.low, codes.bits] if codes else [bytes(16)] + 5 * [0]
+    return [*map(int, own), policy.residual, policy.sinks, *sparse]
 
 
 def read_group(header, body):
     heads, tokens, dim = (int(header[f]) for f in ("heads", "tokens", "head_dim"))
-    symmetric = bool(int(header["flags"]) & GroupFlag.SYMMETRIC)
-    spec = CodecSpec(CodecId(int(header["codec"])), Axis(int(header["axis"])), int(header["group"]), symmetric)
+    spec = read_spec(header)
+    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :].reshape(heads, -1)
+    if spec.sparse:
+        rows = take_rows(rest[None], tokens, spec.sparse).swapaxes(0, 1)
+        codes = [read_codes(own, spec.sparse) for own in rows]
+        return group_tree(sparse_sections(tokens, spec.sparse.code_bytes), figures) | {"heads": codes}
     codec = codec_for(spec, StreamId(int(header["stream"])))
     sections = codec.sections(tokens, dim)
-    sizes = {"metadata_bytes": sections.metadata, "code_bytes": sections.codes}
-    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :].reshape(heads, -1)
-    out = {"sizes": sizes, "errors": figures.tolist()}
+    out = group_tree(sections, figures)
     rows = codec.decode(rest, tokens, dim, layout.DtypeId.BFLOAT16, as_float32=spec.codec != CodecId.RAW)
     if spec.codec == CodecId.RAW:
         return out | {"heads": [rows[:, h].tolist() for h in range(heads)]}
     table = int(np.prod(scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)))
     return out | {
         "scales": rest[:, : 2 * table].copy().view("<u2").tolist(),
-        "zeros": [] if symmetric else rest[:, sections.scales :][:, : 2 * table].copy().view("<i2").tolist(),
+        "zeros": [] if spec.symmetric else rest[:, sections.scales :][:, : 2 * table].copy().view("<i2").tolist(),
         "heads": [rows[np.ix_(pick(tokens), [h], pick(dim))][:, 0].tolist() for h in range(heads)],
     }
+
+
+def group_tree(sections, figures):
+    sizes = {"metadata_bytes": sections.metadata, "code_bytes": sections.codes}
+    return {"sizes": sizes, "errors": figures.tolist()}
 
 
 def read_sidecar(path, device):
@@ -280,6 +317,14 @@ def parse_body(parser, record):
         return {"name": body.name, "policies": [list(parsed_struct(p, names).values()) for p in body.policies]}
     if record.header.kind == kinds.group:
         return parse_group(parser, record.header.fields, body)
+    if record.header.kind == kinds.rows:
+        return {"rows": [parse_vector(row) for row in split_rows(parser, record.header.fields, body)]}
+    if record.header.kind == kinds.dictionary:
+        return {
+            "uses": [[use.layer, int(use.stream)] for use in body.uses],
+            "mean": body.mean,
+            "atoms": [atom.channels for atom in body.atoms],
+        }
     if record.header.kind == kinds.step:
         coded = isinstance(body.rows, bytes)
         return {"bytes": body.rows if coded else np.array(body.rows.numbers, "<u2").tobytes()}
@@ -300,6 +345,8 @@ def parse_group(parser, fields, body):
     }
     if fields.codec == parser.CodecId.raw:
         return out | {"heads": [[row.numbers for row in head.rows] for head in body.heads]}
+    if fields.codec == parser.CodecId.dictionary:
+        return out | {"heads": [[parse_vector(token) for token in head.tokens] for head in body.heads]}
     return out | {
         "scales": [head.scales.numbers for head in body.heads],
         "zeros": [] if fields.is_symmetric else [head.zeros.numbers for head in body.heads],
@@ -307,6 +354,21 @@ def parse_group(parser, fields, body):
             decode_head(head, pick(fields.tokens), pick(fields.head_dim)).tolist() for head in body.heads
         ],
     }  # fmt: skip
+
+
+def split_rows(parser, fields, body):
+    """Rows of a ROWS record, one after the other."""
+    stream = KaitaiStream(BytesIO(body.rows))
+    while not stream.is_eof():
+        yield parser.SparseRow(fields.sparse, stream)
+
+
+def parse_vector(row):
+    """Scale, indices and coefficients of a row over a dictionary."""
+    vector = row.vector
+    for one in (vector.low_set, vector.high_set) if vector.codes.has_sets else ():
+        assert isinstance(one.rest, list)  # looked at, for what must not be there
+    return [row.scale, [term.index for term in vector.terms], [term.coefficient for term in vector.terms]]
 
 
 def decode_head(head, tokens, channels):

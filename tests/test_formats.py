@@ -31,7 +31,9 @@ FORMATS = Path(__file__).resolve().parent.parent / "formats"
 GOLDEN = Path(__file__).resolve().parent / "golden"
 DOCUMENTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FORMATS.glob("*.md"))}
 STRUCTS = {name: value for name, value in vars(layout).items() if isinstance(value, np.dtype)}
-ENUMS = ["FrameType", "Kind", "StreamId", "CodecId", "Axis", "GroupFlag", "Transform", "DtypeId", "RopeLayout", "KvdictFlag"]
+ENUMS = [
+    "FrameType", "Kind", "StreamId", "CodecId", "Axis", "GroupFlag", "Transform", "DtypeId", "RopeLayout", "KvdictFlag",
+]  # fmt: skip
 
 
 def rows_after(marker, text):
@@ -133,7 +135,8 @@ def test_coded_rows():
         assert GroupedRows(CodecSpec.parse(spec), StreamId.V).row_bytes(int(dim)) == int(size)
     rows = np.zeros((1, 1, 16), ml_dtypes.bfloat16)
     rows[0, 0, :4] = [-1, -0.2, 0.3, 1]
-    coded = GroupedRows(CodecSpec.parse("int4/token/g16/sym"), StreamId.V).encode(rows.view(np.uint16), DtypeId.BFLOAT16)
+    codec = GroupedRows(CodecSpec.parse("int4/token/g16/sym"), StreamId.V)
+    coded = codec.encode(rows.view(np.uint16), DtypeId.BFLOAT16)
     assert re.search(r"```bytes row\n(.*?)\n```", text).group(1) == coded.tobytes().hex(" ")
 
 

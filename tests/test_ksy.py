@@ -97,7 +97,7 @@ def test_golden_logs_hold_what_the_description_describes(parser):
     """Every kind of record; every codec in both tiles along both axes, in both with and without zeros, and as rows."""
     kinds, groups, rows = set(), set(), set()
     for entry in GOOD:
-        for record, _, _ in records(parser, (GOLDEN / entry["name"]).read_bytes()):
+        for record, _, _ in records(parser, parser.from_bytes((GOLDEN / entry["name"]).read_bytes())):
             own, kind = record.header.fields, record.header.kind
             kinds.add(int(kind))
             if kind == parser.RecordKind.group:
@@ -124,7 +124,7 @@ def test_the_parser_alone_reads_every_row(entry, parser):
 def test_coded_rows_are_what_the_codec_decodes(name, parser):
     """As float32: the model's dtype would hide some of it."""
     seen = 0
-    for record, layers, _ in records(parser, (GOLDEN / f"{name}.kvlog").read_bytes()):
+    for record, layers, _ in records(parser, parser.from_bytes((GOLDEN / f"{name}.kvlog").read_bytes())):
         own, at = record.header.fields, 0
         if record.header.kind != parser.RecordKind.step or own.codec == parser.CodecId.raw:
             continue

@@ -21,7 +21,8 @@ LAYERS = [  # highest first; packages of one layer do not know each other
     {"sparse_spec"},
     {"layout", "errors"},
 ]
-MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in {"layout", "errors", "spec", "sparse_spec"})
+ALONE = {"layout", "errors", "spec", "sparse_spec"}
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in ALONE)
 
 
 def layer_of(package: str) -> int:

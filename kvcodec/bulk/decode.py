@@ -13,6 +13,7 @@ from kvcodec.bulk.decode_job import DecodeJob
 from kvcodec.bulk.decode_report import DecodeReport
 from kvcodec.bulk.selection import Layers, Tokens
 from kvcodec.bulk.sources import pick_sequence
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps import FORMATS
 from kvcodec.errors import DumpError
 from kvcodec.log.recover import Recovery
@@ -35,6 +36,7 @@ def decode_log(
     recovery: str | Recovery = Recovery.TORN_TAIL,
     threads: int | None = None,
     progress: Progress | None = None,
+    dictionary: FilePath | DictionarySet | None = None,
 ) -> DecodeReport:
     """Write a sequence of a log as a dump: safetensors, .npz or .npy.
 
@@ -50,11 +52,12 @@ def decode_log(
     threads: for layers in parallel, as many as there are cores by default; the dump does not depend on it.
     progress: called with (done, total) in tokens times layers. Memory: 32 MiB of rows and as much again while they
     are decoded. The file appears under its name whole or not at all.
+    dictionary: a .kvdict file or a set, for a log that only names its dictionaries.
 
     Raises UnknownSequence with the names that there are, FormatError, SpecError, DumpError for an existing file
     without `overwrite`, NonFiniteError for a number beyond float16.
     """
-    job = DecodeJob(Path(log), dtype, layers, tokens, format, overwrite, recovery, threads, progress)
+    job = DecodeJob(Path(log), dtype, layers, tokens, format, overwrite, recovery, threads, progress, dictionary)
     with job.open() as store:
         return job.run(store, pick_sequence(store, sequence).name, Path(dump))
 

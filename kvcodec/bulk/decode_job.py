@@ -17,6 +17,7 @@ from kvcodec.bulk.decode_rows import Readers, write_rows
 from kvcodec.bulk.salvage import LostTokens, find_lost_tokens, kept_tokens, token_ranges
 from kvcodec.bulk.selection import Layers, Tokens, pick_layers, pick_tokens
 from kvcodec.bulk.threads import thread_count
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps import FORMATS, create_dump
 from kvcodec.errors import SpecError
 from kvcodec.log.recover import Recovery
@@ -25,6 +26,7 @@ from kvcodec.store.opening import open_store
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.store import Store
 
+FilePath = str | os.PathLike[str]
 DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
@@ -45,6 +47,7 @@ class DecodeJob:
     recovery: str | Recovery = Recovery.TORN_TAIL
     threads: int | None = None
     progress: Progress | None = None
+    dictionary: FilePath | DictionarySet | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -55,7 +58,7 @@ class DecodeJob:
 
     def open(self) -> Store:
         """A reader of the log."""
-        return open_store(self.log, recovery=Recovery.parse(self.recovery))
+        return open_store(self.log, recovery=Recovery.parse(self.recovery), dictionary=self.dictionary)
 
     def run(self, store: Store, name: str, target: Path, *, share: tuple[int, int] = (0, 1)) -> DecodeReport:
         """Decode one sequence. share: this is the first number's part of the second number's equal parts."""

@@ -16,6 +16,7 @@ from kvcodec.dictionary.rope import Rope
 from kvcodec.dictionary.vectors import BLOCK
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.extra import has_unrotated, layer_number, read_numbers, read_unrotated
+from kvcodec.dumps.queries import read_window
 from kvcodec.errors import DumpError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import StreamId
 
@@ -50,7 +51,9 @@ class DumpVectors:
             for part in parts:
                 _, heads, dim = part.dump.shape(*use)
                 if self.dim not in (0, dim):
-                    raise ShapeError(f"{part.dump.path}: layer {use[0]} {use[1].name} has {dim} channels, others {self.dim}")
+                    raise ShapeError(
+                        f"{part.dump.path}: layer {use[0]} {use[1].name} has {dim} channels, others {self.dim}"
+                    )
                 self.dim = dim
                 if unrotate and not has_unrotated(part.dump, use[0]):
                     self._turns[part.dump.path, use[0]] = find_rope(part.dump, use[0], rope_base)
@@ -99,12 +102,18 @@ def find_rope(dump: Dump, layer: int, base: float | None) -> Rope:
 
 
 def query_metric(
-    dumps: Sequence[Dump], layers: Sequence[int], ridge: float, *, unrotate: bool = False, rope_base: float | None = None
+    dumps: Sequence[Dump],
+    layers: Sequence[int],
+    ridge: float,
+    *,
+    unrotate: bool = False,
+    rope_base: float | None = None,
 ) -> NDArray[np.float32]:
     """float32 (d, d): second moment of the queries of some layers, cov / trace(cov) * d + ridge * I.
 
-    From q_cov.L of the dumps, or else from their q.L. unrotate: as K from before rotation is looked at: with the queries
-    before rotation, turned by the distance to the key, averaged over distances up to the window or the dump's length.
+    From q_cov.L of the dumps, or else from their q.L. unrotate: as K from before rotation is looked at: with the
+    queries before rotation, turned by the distance to the key, averaged over distances up to the window or the dump's
+    length.
     Raises DumpError if a layer has neither in any dump.
     """
     total: NDArray[np.float64] | None = None
@@ -125,18 +134,18 @@ def _second_moment(dump: Dump, layer: int, unrotate: bool, rope_base: float | No
     name = f"q_cov_pre.{layer}" if unrotate else f"q_cov.{layer}"
     moments = read_numbers(dump, name, (heads, dim, dim))
     queries = dump.queries(layer)
-    moment = None if moments is None else moments.mean(axis=0)
+    moment = None if moments is None else np.asarray(moments.mean(axis=0), np.float64)
     if moment is None and queries is not None:
         rows = queries.q.transpose(1, 0, 2)
         if unrotate:
             rows = find_rope(dump, layer, rope_base).undo(rows, queries.positions)
         flat = rows.reshape(-1, dim).astype(np.float64)
-        moment = flat.T @ flat / len(flat)
+        moment = np.asarray(flat.T @ flat / len(flat), np.float64)
     if moment is None or not np.trace(moment) > 0:
         return None
     if not unrotate:
         return moment
-    reach = dump.tokens if queries is None or queries.window is None else min(queries.window, dump.tokens)
+    reach = min(read_window(dump.metadata, layer) or dump.tokens, dump.tokens)
     return _average_turns(moment, find_rope(dump, layer, rope_base), reach)
 
 

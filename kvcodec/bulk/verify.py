@@ -12,6 +12,7 @@ import numpy as np
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.salvage import find_lost_tokens
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps.regular_file import open_regular
 from kvcodec.errors import CorruptRecord, FormatError
 from kvcodec.flash.device import Device
@@ -21,39 +22,49 @@ from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
 from kvcodec.store.index import LogIndex, SequenceIndex
+from kvcodec.store.opening import load_dictionary
 
 _PERIOD = 0.05  # seconds between letting go of the pages that were read
 
 
-def verify_log(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
+def verify_log(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    dictionary: str | os.PathLike[str] | DictionarySet | None = None,
+) -> VerifyReport:
     """Walk all frames of a log, check every programmed unit, every record and every token. Writes nothing.
 
     The sidecar is not trusted for where anything lies; it only says how far the log once reached. A log that another
     process is writing may show a torn tail. progress: called with (done, total) in thousandths of the work.
+    dictionary: a .kvdict file or a set, for a log that only names its dictionaries.
 
     What is wrong with the log is in the report, whatever its bytes. Raises DumpError if there is no regular file to
     read, OSError if it can't be read.
     """
     path = Path(path)
     open_regular(path).close()
+    own = None if dictionary is None else load_dictionary(dictionary)
     try:
         device = Device.open(path)
     except FormatError as error:
         return VerifyReport(str(path), Verdict.UNREADABLE, str(error), 0, 0, 0, (), None, (), 0, ())
     try:
-        return _Verification(path, device, progress or no_progress).run()
+        return _Verification(path, device, progress or no_progress, own).run()
     finally:
         device.close()
 
 
 class _Verification:
-    """One run. Phases: superblocks, frames, units, records, tokens."""
+    """One run. Phases: superblocks, frames, units, records, dictionaries, tokens."""
 
-    def __init__(self, path: Path, device: Device, tell: Progress) -> None:
+    def __init__(self, path: Path, device: Device, tell: Progress, dictionary: DictionarySet | None) -> None:
         self.path, self.device, self._tell = path, device, tell
         self.log = Log(device, Recovery.SKIP_DAMAGED)
         load_sidecar(path, self.log, resume=False)
         self.index = LogIndex(self.log)
+        if dictionary is not None:
+            self.index.dictionaries.add(dictionary)
         self.damage: list[BadRange] = []
         self.gaps: list[BadRange] = []
         self.units = self.records = self.orphans = 0
@@ -68,6 +79,7 @@ class _Verification:
             located = self._walk()
             self._check_units(self._share(0, 300))
             self._check_records(located, self._share(300, 600))
+            self._check_dictionaries()
             self._check_sequences()
         except FormatError as error:  # the file shrank under the reader
             self.error = str(error)
@@ -152,6 +164,11 @@ class _Verification:
                 if self.orphans == 1:
                     self._add(self._record_range(one.place, str(error)))
             tell(n + 1, len(located))
+
+    def _check_dictionaries(self) -> None:
+        for basis in self.index.dictionaries.held():
+            for one in self.index.dictionaries.flaws(basis):
+                self._add(self._record_range(one.place, f"dictionary set {basis.hex()} is not what its hash says"))
 
     def _check_sequences(self) -> None:
         indexes = list(self.index.sequences.values())

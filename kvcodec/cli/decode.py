@@ -34,6 +34,7 @@ def command(
     tokens: options.Tokens = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. [default: the model's]")] = None,
     recovery: Annotated[str, typer.Option(help="torn-tail, absolute, point-in-time or skip-damaged.")] = "torn-tail",
+    dictionary: options.Dictionary = None,
     threads: options.Threads = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -45,7 +46,7 @@ def command(
 
         settings: dict[str, Any] = {
             "dtype": dtype, "layers": layers, "tokens": tokens, "format": format_, "overwrite": force,
-            "recovery": recovery, "threads": threads, "progress": progress,
+            "recovery": recovery, "threads": threads, "progress": progress, "dictionary": dictionary,
         }  # fmt: skip
         if every and sequence is not None:
             raise SpecError("--all and --sequence exclude each other")

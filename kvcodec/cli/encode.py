@@ -38,6 +38,9 @@ def command(
     spec: Annotated[
         Path | None, typer.Option(help="A TOML file with codecs and windows, by layer where it says so.")
     ] = None,
+    dictionary: Annotated[
+        Path | None, typer.Option(help="A .kvdict file (kvcodec train) for codecs such as dict/s8/c6/ef.")
+    ] = None,
     device: Annotated[
         str, typer.Option(help="tlc, slc, mlc, qlc, nor, or page=...,unit=...,block=...,cycles=...")
     ] = "tlc",
@@ -69,7 +72,7 @@ def command(
 
         settings: dict[str, Any] = {
             "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
-            "spec": spec, "model_file": model_file, "shard": shard,
+            "spec": spec, "dictionary": dictionary, "model_file": model_file, "shard": shard,
             "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
             "overwrite": force, "append": append, "resume": resume, "threads": threads, "progress": progress,
         }  # fmt: skip

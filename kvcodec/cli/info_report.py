@@ -54,10 +54,22 @@ def _print_sizes(stats: Stats) -> None:
         ("codes + metadata of coded groups", stats.coded_bytes, stats.coded_ratio),
         ("payload: those and raw rows", stats.payload_bytes, stats.ratio(stats.payload_bytes)),
         ("programmed", stats.programmed_bytes, stats.ratio(stats.programmed_bytes)),
+        *_without_dictionaries(stats),
         ("file", stats.file_bytes, stats.ratio(stats.file_bytes)),
     )
     title = f"Sizes ({number(stats.bytes_per_number, '.4f')} bytes a coded number)"
     print_table(("", "size", "ratio"), [(name, size(n), ratio(times)) for name, n, times in rows], title=title)
+
+
+def _without_dictionaries(stats: Stats) -> list[tuple[str, int, float]]:
+    """Written once for all sequences, so told apart."""
+    if not stats.dictionary_bytes:
+        return []
+    rest = stats.programmed_bytes - stats.dictionary_bytes
+    return [
+        ("of that, dictionaries", stats.dictionary_bytes, stats.ratio(stats.dictionary_bytes)),
+        ("programmed without them", rest, stats.ratio(rest)),
+    ]
 
 
 def _print_device(stats: Stats) -> None:
@@ -73,5 +85,6 @@ def _print_device(stats: Stats) -> None:
         ("erase blocks in use", str(stats.blocks_used)),
         ("erases", f"{stats.erases}, at most {stats.largest_erase_count} of {stats.rated_cycles} cycles of a block"),
         ("frames, records", f"{stats.frames}, {stats.records}"),
+        *(("dictionary set", basis) for basis in stats.dictionaries),
     )
     print_table(("", ""), rows, left=2, title=f"Device ({stats.device})")

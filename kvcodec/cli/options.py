@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,5 +20,8 @@ HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, help="Channels
 Layers = Annotated[str | None, typer.Option("--layers", help="Layers, such as 0-3,17. [default: all]")]
 Tokens = Annotated[
     str | None, typer.Option("--tokens", help="Tokens, such as 128:512, :512 or 128:, the end excluded. [default: all]")
+]
+Dictionary = Annotated[
+    Path | None, typer.Option("--dictionary", help="The .kvdict file of logs that only name their dictionaries.")
 ]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads. [default: as many as cores]")]

@@ -21,6 +21,7 @@ _SHOWN = 20
 
 def command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="The log.")],
+    dictionary: options.Dictionary = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -28,7 +29,7 @@ def command(
     with reported(dump=log, log=log), progress_bar("verify", wanted=not (json or quiet)) as progress:
         from kvcodec.bulk.verify import verify_log
 
-        report = verify_log(log, progress=progress)
+        report = verify_log(log, progress=progress, dictionary=dictionary)
     if json:
         print_json(report.as_dict())
     elif not quiet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,9 @@ from kvcodec.errors import DtypeError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
+if TYPE_CHECKING:
+    from kvcodec.codecs.dictionary import Dictionary
+
 _DTYPES: dict[DtypeId, np.dtype[Any]] = {
     DtypeId.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     DtypeId.FLOAT16: np.dtype(np.float16),
@@ -22,7 +25,7 @@ _DTYPES: dict[DtypeId, np.dtype[Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class EncodedArray:
-    """Coded rows of one stream: tokens (int) x heads x dim.
+    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codec `dict`.
 
     full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
     bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
@@ -37,6 +40,7 @@ class EncodedArray:
     full: NDArray[np.uint8]
     tail: NDArray[np.uint8]
     errors: NDArray[np.uint16]
+    dictionary: Dictionary | None = None
 
     @property
     def nbytes(self) -> int:
@@ -50,9 +54,14 @@ class EncodedArray:
 
 
 def encode_array(
-    x: NDArray[Any], spec: CodecSpec | str, *, stream: StreamId | str = "k", dtype: DTypeLike | None = None
+    x: NDArray[Any],
+    spec: CodecSpec | str,
+    *,
+    stream: StreamId | str = "k",
+    dtype: DTypeLike | None = None,
+    dictionary: Dictionary | None = None,
 ) -> EncodedArray:
-    """Code x (tokens, heads, dim) of bfloat16, float16 or float32.
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
     Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
@@ -61,7 +70,7 @@ def encode_array(
     36864
     """
     stream = _take_stream(stream)
-    codec = codec_for(spec, stream)
+    codec = codec_for(spec, stream, dictionary)
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")
     if x.ndim != 3 or not x.shape[1] or not x.shape[2]:
@@ -71,10 +80,10 @@ def encode_array(
         raise NonFiniteError(None, stream.name.lower(), *bad)
     tokens, heads, dim = rows.shape
     split = tokens - tokens % codec.token_group
-    full = codec.encode(rows[:split], dtype_id, codec.token_group)
-    rest = codec.encode(rows[split:], dtype_id, tokens - split or 1)
+    full = codec.encode(rows[:split], dtype_id, codec.token_group, alike=True)
+    rest = codec.encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
     errors = np.concatenate([full.errors, rest.errors])
-    return EncodedArray(codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors)
+    return EncodedArray(codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary)
 
 
 def decode_array(
@@ -96,7 +105,7 @@ def decode_array(
     if wanted not in (model_dtype, np.float32):
         raise DtypeError(f"dtype is {wanted}, want {model_dtype} or float32")
     chosen = _take_tokens(tokens, encoded.tokens)
-    codec = codec_for(encoded.spec, encoded.stream)
+    codec = codec_for(encoded.spec, encoded.stream, encoded.dictionary)
     out = take_out(out, (len(chosen), encoded.heads, encoded.dim), wanted)
     if np.may_share_memory(out, encoded.full) or np.may_share_memory(out, encoded.tail):
         raise ShapeError("out: shares memory with what is to be decoded")

@@ -49,8 +49,11 @@ class Codec(Protocol):
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
         ...
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:
-        """Code finite rows (records * tokens, heads, dim) as records of `tokens` tokens each. ShapeError."""
+    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, *, alike: bool = False) -> Encoded:
+        """Code finite rows (records * tokens, heads, dim) as records of `tokens` tokens each. ShapeError.
+
+        alike: the records are to be of the codec's own spec, whatever could be spared.
+        """
         ...
 
     def decode(

@@ -80,7 +80,8 @@ class Dictionary:
     def _seen(self) -> NDArray[np.float32]:
         """float32 (N, d): what a vector is multiplied by to have its products with the unit atoms, in the metric."""
         unit = self.atoms.astype(np.float32) / self.norms[:, None]
-        return unit if self.metric is None else (unit @ self.metric).astype(np.float32)
+        seen: NDArray[np.float32] = unit if self.metric is None else (unit @ self.metric).astype(np.float32)
+        return seen
 
     @cached_property
     def tiles(self) -> NDArray[np.float32]:

@@ -51,7 +51,14 @@ class GroupedCodec:
             channel_lane=self.channel_lane,
         )
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:
+    def encode(
+        self,
+        rows: NDArray[np.uint16],
+        dtype: DtypeId,
+        tokens: int,
+        *,
+        alike: bool = False,  # noqa: ARG002
+    ) -> Encoded:
         """See `Codec`. Rows with a NaN or Inf give unspecified codes: find_nonfinite first."""
         records = split_records(rows, tokens)
         _, heads, dim = rows.shape

@@ -29,7 +29,14 @@ class RawCodec:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
         return raw_sections(tokens, dim)
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:  # noqa: ARG002
+    def encode(
+        self,
+        rows: NDArray[np.uint16],
+        dtype: DtypeId,  # noqa: ARG002
+        tokens: int,
+        *,
+        alike: bool = False,  # noqa: ARG002
+    ) -> Encoded:
         """See `Codec`; the errors are 0."""
         records = split_records(rows, tokens)
         _, heads, dim = rows.shape

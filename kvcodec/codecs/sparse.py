@@ -53,10 +53,12 @@ class SparseRows:
         codes = pursue(widen(rows, dtype).reshape(-1, dim), self.dictionary, self.codes)
         return pack_rows(codes, self.codes).reshape(tokens, heads, -1)
 
-    def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int) -> Encoded:
-        """See `RowCodec`. Where an error bound spares atoms, the records have as many as their vectors need."""
+    def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int, *, alike: bool = False) -> Encoded:
+        """See `RowCodec`. Where an error bound spares atoms, the records have as many as their vectors need, unless
+        they are to be alike.
+        """
         self.check_dim(dim)
-        codes = self._shrink(coded)
+        codes = self.codes if alike else self._shrink(coded)
         body = lay_planes(self._refit(coded, codes), tokens, codes)
         errors = np.full(body.shape[:2], UNKNOWN_ERROR, np.uint16)
         return Encoded(body, errors, replace(self.spec, sparse=codes))
@@ -124,12 +126,12 @@ class SparseCodec:
         self._rows.check_dim(dim)
         return sparse_sections(tokens, self._rows.codes.code_bytes)
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int) -> Encoded:
+    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, *, alike: bool = False) -> Encoded:
         """See `Codec`."""
         records = split_records(rows, tokens)
         coded = self._rows.encode(rows, dtype)
         back = self._rows.decode(coded, rows.shape[2], dtype, as_float32=True)
-        laid = self._rows.lay(coded, tokens, rows.shape[2])
+        laid = self._rows.lay(coded, tokens, rows.shape[2], alike=alike)
         return laid._replace(errors=_figures(widen(rows, dtype), back, records))
 
     def decode(

@@ -62,7 +62,7 @@ def write_artefact(path: str | Path, artefact: Artefact, *, overwrite: bool = Fa
         raise
 
 
-def read_artefact(path: str | Path) -> Artefact:
+def read_artefact(path: str | os.PathLike[str]) -> Artefact:
     """Read a .kvdict file, every checksum and the set's hash checked.
 
     Raises OSError, BadMagic, UnsupportedVersion, TruncatedLog, CorruptRecord.
@@ -93,7 +93,7 @@ def read_artefact(path: str | Path) -> Artefact:
     return Artefact(own, told)
 
 
-def read_dictionary(path: str | Path) -> DictionarySet:
+def read_dictionary(path: str | os.PathLike[str]) -> DictionarySet:
     """The set of dictionaries of a .kvdict file. Raises as read_artefact does."""
     return read_artefact(path).dictionaries
 
@@ -143,7 +143,7 @@ def _check_head(data: NDArray[np.uint8], head: np.void, end: int) -> None:
 def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
     start, flags = int(entry["offset"]), int(entry["flags"])
     atoms, dim, errors = int(entry["atoms"]), int(entry["head_dim"]), int(entry["errors"])
-    known = flags & ~int(KvdictFlag.MEAN | KvdictFlag.METRIC) == 0 and int(entry["transform"]) == Transform.NONE
+    known = flags & ~int(KvdictFlag.MEAN | KvdictFlag.METRIC) == 0 and int(entry["transform"]) in list(Transform)
     if not known or any(entry["reserved"].tobytes()):
         raise UnsupportedVersion(f"at byte {start}: flags, transform or a reserved field of a dictionary")
     if not (1 <= atoms <= MAX_DICTIONARY and 1 <= dim <= MAX_DIM and errors <= MAX_ATOMS):
@@ -158,7 +158,7 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
         matrix.view(np.int8).reshape(atoms, dim).copy(),
         tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in uses.copy().view(DICTIONARY_USE)),
         mean.copy().view("<f4").astype(np.float32),
-        Transform.NONE,
+        Transform(int(entry["transform"])),
         metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,
         curve.copy().view("<f4").astype(np.float32),
     )

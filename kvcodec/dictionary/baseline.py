@@ -29,7 +29,7 @@ def random_codebook(dim: int, seed: int = 0) -> NDArray[np.float32]:
     if dim < 1:
         raise ShapeError(f"dim is {dim}, want 1 channel at least")
     atoms = np.random.default_rng(seed).standard_normal((CODEBOOK_ATOMS, dim))
-    return (atoms / np.linalg.norm(atoms, axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), np.float32)
 
 
 def encode_vectors(vectors: NDArray[Any], codebook: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.dictionary.coder import Coder, Sparse
-from kvcodec.kernels.projection import COLUMNS, project
+from kvcodec.kernels._projection_tiles import COLUMNS
+from kvcodec.kernels.projection import project
 
 ALIKE = 0.99  # two atoms whose product is over this are one
 _TOGETHER = 32  # atoms whose products with all others are made at once
@@ -38,7 +39,11 @@ class Moments:
         flat, size = self.a.reshape(-1), len(self.a)
         for start in range(0, len(vectors), _CHUNK):
             own, held = codes.indices[start : start + _CHUNK], codes.coefficients[start : start + _CHUNK]
-            np.add.at(flat, (own[:, :, None] * size + own[:, None]).reshape(-1), (held[:, :, None] * held[:, None]).reshape(-1))
+            np.add.at(
+                flat,
+                (own[:, :, None] * size + own[:, None]).reshape(-1),
+                (held[:, :, None] * held[:, None]).reshape(-1),
+            )
             self._add_products(vectors[start : start + _CHUNK], own, held)
         self.uses += np.bincount(codes.indices[codes.coefficients != 0], minlength=size)
 

@@ -19,7 +19,9 @@ class Rope(NamedTuple):
     def of(cls, base: float, dims: int, scale: float = 1.0) -> Rope:
         """base ** (-2 i / dims) / scale. Raises SpecError for a base or scale that is not positive, or odd dims."""
         if not (base > 0 and scale > 0 and np.isfinite(base) and np.isfinite(scale)) or dims < 2 or dims % 2:
-            raise SpecError(f"rope base {base:g}, scale {scale:g}, {dims} channels: want positive numbers, and an even one")
+            raise SpecError(
+                f"rope base {base:g}, scale {scale:g}, {dims} channels: want positive numbers, and an even one"
+            )
         return cls(base ** (-np.arange(0, dims, 2) / dims) / scale)
 
     def turn(self, rows: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.float32]:

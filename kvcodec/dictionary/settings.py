@@ -24,7 +24,7 @@ class Settings:
     epochs: int = 6
     mean: bool = True
     batch: int = 0
-    memory: float = 0.5
+    memory: float = 1.0
     patience: int = 2
     gain: float = 1e-3
     least: int = 3

@@ -97,9 +97,8 @@ def train_dictionary(
     mean = _find_mean(training) if settings.mean else None
     job = _Training(training, held_out, settings, Space(mean, metric), uses, over, tell)
     job.run()
-    int8 = Dictionary(
-        quantize_atoms(job.space.leave(job.best)), uses, np.zeros(0, np.float32) if mean is None else mean, transform, metric
-    )  # fmt: skip
+    atoms, kept = quantize_atoms(job.space.leave(job.best)), np.zeros(0, np.float32) if mean is None else mean
+    int8 = Dictionary(atoms, uses, kept, transform, metric)
     errors, plain = measure_errors(int8, held_out, settings.sparsity)
     whole = Dictionary(int8.atoms, uses, int8.mean, transform, metric, errors)
     counts = (sum(training.counts), sum(held_out.counts))
@@ -112,7 +111,7 @@ def measure_errors(dictionary: Dictionary, vectors: Vectors, sparsity: int) -> t
     """
     mean = dictionary.mean if dictionary.has_mean else None
     space = Space(mean, dictionary.metric)
-    factors = space.enter(dictionary.atoms.astype(np.float32) + dictionary.mean)
+    factors = Space(None, dictionary.metric).enter(dictionary.atoms.astype(np.float32))
     lengths = np.sqrt(np.einsum("nd,nd->n", factors, factors))[:, None]
     lengths = np.where(lengths > 0, lengths, 1).astype(np.float32)
     coder = Coder(factors / lengths, sparsity)
@@ -209,7 +208,9 @@ class _Training:
         drawn = rows[self._lot.permutation(len(rows))]
         found = len(choose_new(atoms, np.arange(n), drawn))
         if found < n:
-            raise SpecError(f"{n} atoms: only {found} of {len(rows)} training vectors are distinct; fewer atoms, or more tokens")
+            raise SpecError(
+                f"{n} atoms: only {found} of {len(rows)} training vectors are distinct; fewer atoms, or more tokens"
+            )
         return atoms
 
     def _measure(self, coder: Coder) -> float:

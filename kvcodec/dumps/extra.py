@@ -50,7 +50,9 @@ def read_numbers(dump: Dump, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
     what = f"{dump.path}: tensor {shown(name)}"
     if entry.code not in _FLOATING or entry.flaw or entry.dtype is None:
         raise DtypeError(f"{what} is {entry.flaw or entry.code}, want {', '.join(_FLOATING)}")
-    if len(entry.shape) != len(shape) or any(want not in (-1, got) for got, want in zip(entry.shape, shape, strict=True)):
+    if len(entry.shape) != len(shape) or any(
+        want not in (-1, got) for got, want in zip(entry.shape, shape, strict=True)
+    ):
         raise DumpError(f"{what} of shape {list(entry.shape)}, want {list(shape)}")
     numbers = np.empty(entry.shape, entry.dtype)
     dump._read(name, 0, numbers)

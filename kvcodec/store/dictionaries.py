@@ -58,9 +58,30 @@ class Dictionaries:
             raise CorruptRecord(at, "fields of a DICTIONARY record")
         self._places.setdefault(h["basis_hash"].tobytes(), []).append(one)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the log's DICTIONARY records."""
+        sizes = (int(one.header["header_bytes"]) + int(one.header["body_bytes"]) for one in self._records())
+        return sum(sizes)
+
+    def _records(self) -> Iterator[Located]:
+        return (one for records in self._places.values() for one in records)
+
+    def held(self) -> list[bytes]:
+        """Names of the sets that the log holds whole."""
+        return [basis for basis in self._places if self.holds(basis)]
+
     def holds(self, basis: bytes) -> bool:
         """Whether the log holds all of a set."""
         return basis in self._places and self._missing(basis) is None
+
+    def flaws(self, basis: bytes) -> list[Located]:
+        """The records of a set in the log that are not what its hash says; none if they are."""
+        try:
+            self._load(basis)
+        except CorruptRecord:
+            return self._places[basis]
+        return []
 
     def find(self, basis: bytes) -> DictionarySet:
         """The set of that hash. Raises MissingDictionary, CorruptRecord."""

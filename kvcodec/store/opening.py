@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def open_store(
     residual: int | Mapping[str, int] | None = None,
     sinks: int | Mapping[str, int] | None = None,
     spec: str | Path | Coding | None = None,
-    dictionary: str | Path | DictionarySet | None = None,
+    dictionary: str | os.PathLike[str] | DictionarySet | None = None,
+    embed: bool = True,
     durability: str = "sync",
     journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
@@ -52,8 +54,8 @@ def open_store(
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
-    dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs; the log takes it up. A reader needs it where
-    a log only names its dictionaries.
+    dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs. The log takes it up, or with embed=False
+    only names it: whoever opens such a log has to bring the set.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
     that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled).
     recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
@@ -84,7 +86,7 @@ def open_store(
         if own is not None:
             store.index.dictionaries.add(own)
         if mode != "r":
-            store.begin(model, coding, own)
+            store.begin(model, coding, own, embed=embed)
         elif model is not None:
             store.check_model(model)
         if mode == "w":
@@ -98,7 +100,7 @@ def open_store(
     return store
 
 
-def load_dictionary(dictionary: str | Path | DictionarySet) -> DictionarySet:
+def load_dictionary(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
     """A set, or that of a .kvdict file. Raises FormatError."""
     return dictionary if isinstance(dictionary, DictionarySet) else read_dictionary(dictionary)
 

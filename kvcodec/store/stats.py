@@ -38,6 +38,7 @@ class Stats:
 
     raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
     framed: with frame and record headers; programmed: with padding and block headers; spare: out-of-band, apart.
+    dictionary: records of dictionaries, which are framed and programmed too; dictionaries: hashes of their sets.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -57,6 +58,8 @@ class Stats:
     erases: int
     largest_erase_count: int
     rated_cycles: int
+    dictionary_bytes: int
+    dictionaries: tuple[str, ...]
 
     @property
     def bytes_per_number(self) -> float:
@@ -84,6 +87,7 @@ class Stats:
             "ratio_coded": self.coded_ratio,
             "ratio_payload": self.ratio(self.payload_bytes),
             "ratio_programmed": self.ratio(self.programmed_bytes),
+            "ratio_programmed_without_dictionaries": self.ratio(self.programmed_bytes - self.dictionary_bytes),
             "ratio_file": self.ratio(self.file_bytes),
             "write_amplification": self.write_amplification,
             "write_amplification_format": self.framed_bytes / self.host_bytes if self.host_bytes else float("nan"),
@@ -125,6 +129,8 @@ def measure_store(store: Store) -> Stats:
         erases=sum(erase_counts),
         largest_erase_count=max(erase_counts, default=0),
         rated_cycles=device.geometry.rated_cycles,
+        dictionary_bytes=store.index.dictionaries.nbytes,
+        dictionaries=tuple(basis.hex() for basis in store.index.dictionaries.held()),
     )
 
 

@@ -96,10 +96,12 @@ class Store:
     def writable(self) -> bool:
         return self._writer is not None
 
-    def begin(self, model: Model | None, coding: Coding, dictionary: DictionarySet | None = None) -> None:
+    def begin(
+        self, model: Model | None, coding: Coding, dictionary: DictionarySet | None = None, *, embed: bool = True
+    ) -> None:
         """Become the writer: for which model, and how sequences begun from now on are coded.
 
-        dictionary: the set that `dict` specs are bound to; the log takes it up unless it holds it.
+        dictionary: the set that `dict` specs are bound to; with embed the log takes it up unless it holds it.
         What can be refused is refused before the log is touched.
         """
         self.check_model(model)
@@ -107,7 +109,7 @@ class Store:
         policy = coding.policy(own, self.index.default, dictionary)
         self._writer = LogWriter(self.device, self.log)
         records = [] if self.index.models else [own.record()]
-        if dictionary is not None and not self.index.dictionaries.holds(dictionary.hash):
+        if dictionary is not None and embed and not self.index.dictionaries.holds(dictionary.hash):
             records += dictionary_records(dictionary, self.step_limit)
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())

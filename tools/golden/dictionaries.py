@@ -67,6 +67,13 @@ def _(path: Path) -> None:
         fill(store.sequence("a"), 64, 70, 2)
 
 
+@CASES.made("dictionary-parts", "dictionaries of several records each, rows of two layers and both streams in one ROWS")
+def _(path: Path) -> None:
+    model = Model.uniform(2, 1, 16, dtype="float16")
+    spec = "dict/s4/c6/ef"
+    write_log(path, model, 10, k=spec, v=spec, dictionary=make_set(model, 130, mean=True), residual=0, sinks=0)
+
+
 # -- what a reader must reject -------------------------------------------------------------------------------------
 
 

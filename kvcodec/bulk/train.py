@@ -1,0 +1,103 @@
+"""Dictionaries from dumps: kvcodec.train."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvcodec.bulk.chunks import Progress, no_progress
+from kvcodec.bulk.selection import Layers
+from kvcodec.bulk.threads import thread_count
+from kvcodec.bulk.train_job import Held, TrainJob
+from kvcodec.bulk.train_options import TrainOptions, parse_streams
+from kvcodec.bulk.train_report import TrainReport
+from kvcodec.dictionary.settings import Settings
+from kvcodec.dumps import open_dump
+from kvcodec.errors import SpecError
+
+FilePath = str | os.PathLike[str]
+HELD_OUT = 0.1
+RIDGE = 0.1
+
+
+def train_dumps(
+    dumps: Sequence[FilePath] | FilePath,
+    out: FilePath,
+    *,
+    atoms: int = 1024,
+    sparsity: int = 8,
+    streams: str | Sequence[str] = "k,v",
+    layers: Layers = None,
+    share: str = "none",
+    time: float | None = None,
+    epochs: int = 6,
+    rope: str = "post",
+    rope_base: float | None = None,
+    mean: bool = True,
+    metric: str = "none",
+    ridge: float = RIDGE,
+    held_out: float | FilePath | Sequence[FilePath] = HELD_OUT,
+    sinks: int = 4,
+    seed: int = 0,
+    mapping: Sequence[str] = (),
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> TrainReport:
+    """Train dictionaries on the K and V of dumps, one for each layer and stream, and write a .kvdict file.
+
+    atoms: N of each. sparsity: atoms of a vector, in training and of the curve of errors. streams: "k", "v" or both.
+    layers: "0-3,17", all by default. share: "layers" for one dictionary for all layers of a stream, "all" for a single
+    one. time: seconds for all of it; what comes out then hangs on how fast the machine is. epochs: at most; training
+    stops before if the held-out error no longer falls.
+    rope: "pre" for K from before its rotary embedding, from k_pre.L of a dump or turned back by rope_base, or what the
+    dump's metadata say of it. mean: take the stream's mean away. metric: "query" to measure errors of K in the
+    directions that queries look at, cov / trace * dim + ridge * I; V stays plain.
+    held_out: the share of each dump's tokens, at its end, that errors are measured on, or dumps for that. sinks: first
+    tokens of each dump that are left out. seed: of all that is drawn by lot.
+    mapping, kv_heads, head_dim: as open_dump takes them. threads: dictionaries that are trained at once, as many as
+    there are cores by default; the file does not depend on it. progress: called with (done, total), in thousandths of
+    a dictionary. tell: called with a line for each dictionary that is done, and each epoch.
+
+    Memory: of each thread what kvcodec.dictionary.settings.memory_bytes says, which does not grow with the dumps: they
+    are read in blocks of 64 tokens, in an order by lot, in each epoch again.
+    A failure or an interrupt keeps what was done, in OUT.partial. resume: go on there, or begin; the file is, bit for
+    bit, as without an interruption.
+
+    Raises what open_dump does; SpecError, ShapeError, NonFiniteError; LogExists if `out`, or such a directory without
+    `resume`, is there and `overwrite` is not asked for.
+    """
+    paths = [Path(p) for p in ([dumps] if isinstance(dumps, str | os.PathLike) else dumps)]
+    held, fraction = _split_held(held_out)
+    if not paths:
+        raise SpecError("no dump to train on")
+    if time is not None and not time > 0:
+        raise SpecError(f"time is {time}, want seconds above 0")
+    options = TrainOptions(parse_streams(streams), layers, share, rope, rope_base, metric, ridge, fraction, sinks)
+    settings = Settings(atoms, sparsity, epochs, mean, seed=seed)
+    with contextlib.ExitStack() as stack:
+        opened, opened_held = (
+            [stack.enter_context(open_dump(p, mapping=mapping, kv_heads=kv_heads, head_dim=head_dim)) for p in some]
+            for some in (paths, held)
+        )
+        job = TrainJob(
+            Path(out), opened, Held(opened_held, fraction), options, settings, thread_count(threads), time,
+            overwrite=overwrite, resume=resume, progress=progress or no_progress, tell=tell or (lambda _line: None),
+        )  # fmt: skip
+        return job.run()
+
+
+def _split_held(asked: float | FilePath | Sequence[FilePath]) -> tuple[list[Path], float]:
+    """Dumps, and a fraction that counts where there is none. Raises SpecError."""
+    if isinstance(asked, int | float):
+        return [], float(asked)
+    paths = [Path(p) for p in ([asked] if isinstance(asked, str | os.PathLike) else asked)]
+    if not paths:
+        raise SpecError("no dump is held out")
+    return paths, HELD_OUT

@@ -1,0 +1,104 @@
+"""What is to be trained: options of kvcodec.train, and the dictionaries that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvcodec.bulk.dump_model import STREAMS
+from kvcodec.bulk.selection import Layers, describe_numbers, pick_layers
+from kvcodec.codecs.dictionary import Use
+from kvcodec.dumps.dump import Dump
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import StreamId
+
+SHARES = ("none", "layers", "all")
+METRICS = ("none", "query")
+ROPES = ("post", "pre")
+_NAMES = {stream.name.lower(): stream for stream in STREAMS}
+_MOST_HELD = 0.5
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """As kvcodec.train takes them, which see. Raises SpecError for what cannot be meant."""
+
+    streams: tuple[StreamId, ...]
+    layers: Layers
+    share: str
+    rope: str
+    rope_base: float | None
+    metric: str
+    ridge: float
+    fraction: float
+    sinks: int
+
+    def __post_init__(self) -> None:
+        for name, known in (("share", SHARES), ("rope", ROPES), ("metric", METRICS)):
+            if getattr(self, name) not in known:
+                raise SpecError(f"{name} is {getattr(self, name)!r}, want {' or '.join(known)}")
+        if not 0 < self.fraction <= _MOST_HELD:
+            raise SpecError(f"held-out is {self.fraction:g}, want dumps or a fraction above 0 and up to {_MOST_HELD:g}")
+        if self.sinks < 0 or not 0 < self.ridge < 1e6:
+            raise SpecError(f"sinks {self.sinks} and ridge {self.ridge:g}: want 0 or more, and a positive number")
+        special = "rope pre" if self.rope == "pre" else "metric query" if self.metric == "query" else ""
+        if special and StreamId.K not in self.streams:
+            raise SpecError(f"{special} is for K, and K is not among the streams")
+        if special and self.share == "all" and len(self.streams) > 1:
+            raise SpecError(f"{special} is for K alone: share layers, not all")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able, all that a result hangs on beside the layers."""
+        names = [stream.name.lower() for stream in self.streams]
+        kept = ("share", "rope", "rope_base", "metric", "ridge", "fraction", "sinks")
+        return {name: getattr(self, name) for name in kept} | {"streams": names}
+
+
+def parse_streams(asked: str | Sequence[str]) -> tuple[StreamId, ...]:
+    """K and V of "k,v", in this order. Raises SpecError."""
+    names = [part.strip().lower() for part in (asked.split(",") if isinstance(asked, str) else asked)]
+    if not names or any(name not in _NAMES for name in names) or len(set(names)) != len(names):
+        raise SpecError(f"streams {asked!r}, want k, v or k,v")
+    return tuple(stream for name, stream in _NAMES.items() if name in names)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One dictionary to train: for the streams `uses`."""
+
+    number: int
+    uses: tuple[Use, ...]
+
+    @property
+    def stream(self) -> StreamId | None:
+        """Which one, None where K and V share."""
+        streams = {stream for _, stream in self.uses}
+        return streams.pop() if len(streams) == 1 else None
+
+    def describe(self) -> str:
+        """Such as "layer 5 K" or "layers 0-17 K"."""
+        layers = sorted({layer for layer, _ in self.uses})
+        streams = " and ".join(sorted({stream.name for _, stream in self.uses}))
+        return f"layer{'s' if len(layers) > 1 else ''} {describe_numbers(layers)} {streams}"
+
+
+def plan_units(options: TrainOptions, dumps: Sequence[Dump]) -> tuple[Unit, ...]:
+    """The dictionaries to train, for the layers that every dump has. Raises SpecError, ShapeError."""
+    layers = pick_layers(options.layers, dumps[0].layers, str(dumps[0].path))
+    for dump in dumps[1:]:
+        pick_layers(list(layers), dump.layers, str(dump.path))
+        for use in ((layer, stream) for layer in layers for stream in options.streams):
+            if dump.shape(*use)[1:] != dumps[0].shape(*use)[1:]:
+                raise ShapeError(
+                    f"{dump.path}: layer {use[0]} {use[1].name} has (heads, dim) {dump.shape(*use)[1:]}, "
+                    f"{dumps[0].path} has {dumps[0].shape(*use)[1:]}"
+                )
+    uses = [(layer, stream) for layer in layers for stream in options.streams]
+    if options.share == "none":
+        groups: list[tuple[Use, ...]] = [(use,) for use in uses]
+    elif options.share == "layers":
+        groups = [tuple(use for use in uses if use[1] == stream) for stream in options.streams]
+    else:
+        groups = [tuple(uses)]
+    return tuple(Unit(number, group) for number, group in enumerate(groups))

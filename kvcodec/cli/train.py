@@ -1,0 +1,111 @@
+"""kvcodec train"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvcodec.cli import options
+from kvcodec.cli.failures import reported
+from kvcodec.cli.output import number, print_json, print_line, size
+from kvcodec.cli.progress import progress_bar
+from kvcodec.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcodec.bulk.train_report import TrainReport
+
+EXAMPLE = "Example: kvcodec train chat.safetensors code.safetensors -o model.kvdict --atoms 2048 --sparsity 16"
+
+
+def command(
+    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Dumps with K and V of every layer.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .kvdict file to make.")],
+    atoms: Annotated[int, typer.Option(min=1, help="Atoms of each dictionary.")] = 1024,
+    sparsity: Annotated[int, typer.Option(min=1, help="Atoms of a vector.")] = 8,
+    streams: Annotated[str, typer.Option(help="k, v or k,v.")] = "k,v",
+    layers: options.Layers = None,
+    share: Annotated[
+        str, typer.Option(help="none: a dictionary for each layer and stream; layers: for each stream; all: one.")
+    ] = "none",
+    time: Annotated[
+        float | None, typer.Option(help="Seconds for all of it; the result then hangs on the machine's speed.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the tokens at most.")] = 6,
+    rope: Annotated[str, typer.Option(help="post, or pre: K from before its rotary embedding.")] = "post",
+    rope_base: Annotated[
+        float | None,
+        typer.Option(help="Base of the rotary embedding. [default: what the dump says]", show_default=False),
+    ] = None,
+    mean: Annotated[bool, typer.Option("--mean/--no-mean", help="Take the mean of each stream away.")] = True,
+    metric: Annotated[str, typer.Option(help="none, or query: errors of K as the queries see them.")] = "none",
+    ridge: Annotated[float, typer.Option(help="How much of the plain metric is in that of the queries.")] = 0.1,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(help="Share of each dump, at its end, to measure errors on, or a dump for that. [default: 0.1]"),
+    ] = None,
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens of each dump that are left out.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn by lot.")] = 0,
+    mapping: options.Map = None,
+    heads: options.Heads = None,
+    head_dim: options.HeadDim = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the same command was interrupted, or begin.")
+    ] = False,
+    threads: options.Threads = None,
+    force: options.Force = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train dictionaries for the K and V of a model on dumps of it. An interrupt keeps those that are done."""
+    silent = json or quiet
+    about = dumps[0] if len(dumps) == 1 else None
+    with reported(dump=about, log=out), progress_bar("train", wanted=not silent) as progress:
+        from kvcodec.bulk.train import train_dumps
+
+        report = train_dumps(
+            dumps, out, atoms=atoms, sparsity=sparsity, streams=streams, layers=layers, share=share, time=time,
+            epochs=epochs, rope=rope, rope_base=rope_base, mean=mean, metric=metric, ridge=ridge,
+            held_out=_held_out(held_out), sinks=sinks, seed=seed, mapping=mapping or (), kv_heads=heads,
+            head_dim=head_dim, overwrite=force, resume=resume, threads=threads, progress=progress,
+            tell=_tell if not silent and sys.stderr.isatty() else None,
+        )  # fmt: skip
+    if json:
+        print_json(report.as_dict())
+    elif not quiet:
+        _print_report(report)
+
+
+def _held_out(asked: list[str] | None) -> float | Sequence[str]:
+    """One number is a share, anything else a dump."""
+    if asked is None or not asked:
+        return 0.1
+    if len(asked) == 1:
+        try:
+            return float(asked[0])
+        except ValueError:
+            pass
+    return asked
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _print_report(report: TrainReport) -> None:
+    print_line(f"{report.out}: {len(report.units)} dictionaries, {size(report.nbytes)}, {report.hash}")
+    print_line(f"trained on {report.tokens} tokens in {report.seconds:.1f} s, measured on {report.held_out} others")
+    if report.resumed:
+        print_line(f"{report.resumed} of the dictionaries were there already")
+    rows = [
+        (
+            unit.name, str(unit.dictionary.size), number(unit.about["curve"][0], ".4f"),
+            number(unit.about["error"], ".4f"), str(len(unit.about["curve"]) - 1), unit.about["stopped"],
+        )
+        for unit in report.units
+    ]  # fmt: skip
+    print_table(("", "atoms", "first error", "error", "epochs", "stopped by"), rows)
