@@ -6,13 +6,15 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from kvcodec.bench.ggml import Ggml, load_ggml
 from kvcodec.bench.row import Absent, Contender, Entry
 from kvcodec.errors import SpecError
 
-NAMES = ("ggml", "torch", "numpy")
+NAMES = ("ggml", "torch", "numpy", "spams", "sklearn")
 _INSTALL = "pip install 'kvcodec-flash[bench]'"
 _NUMPY = "numpy"
 
@@ -24,6 +26,8 @@ class Peers:
     ggml: Ggml | None = None
     torch: Any = None
     numpy: Any = None
+    spams: Any = None
+    sklearn: Any = None
     absent: dict[str, str] = field(default_factory=dict)
 
     def versions(self) -> dict[str, str]:
@@ -32,8 +36,10 @@ class Peers:
             "ggml": self.ggml.version if self.ggml else "",
             "torch": str(self.torch.__version__) if self.torch else "",
             "numpy": str(self.numpy.__version__) if self.numpy else "",
+            "spams": version("spams-bin") if self.spams else "",
+            "sklearn": version("scikit-learn") if self.sklearn else "",
         }
-        return {name: version or f"absent: {self.absent[name]}" for name, version in found.items()}
+        return {name: own or f"absent: {self.absent[name]}" for name, own in found.items()}
 
     def enter(self, peer: str, name: str, make: Callable[[Any], Contender]) -> Entry:
         """make(the peer) as an entry called `name`, or the absence of the peer."""
@@ -48,7 +54,7 @@ def find_peers(wanted: Iterable[str] = NAMES) -> Peers:
         raise SpecError(f"peer {sorted(unknown)[0]!r}, want some of {', '.join(NAMES)}")
     found: dict[str, Any] = {}
     absent: dict[str, str] = {}
-    for name, load in (("ggml", load_ggml), ("torch", _load_torch), ("numpy", _load_numpy)):
+    for name, load in _LOADERS.items():
         if name not in wanted:
             absent[name] = "not asked for"
             continue
@@ -69,3 +75,18 @@ def _load_numpy() -> Any:
     """NumPy, its BLAS held to one thread."""
     importlib.import_module("threadpoolctl").threadpool_limits(1, user_api="blas")
     return importlib.import_module(_NUMPY)
+
+
+def _load_pursuit(module: str) -> Any:
+    """A library whose products are NumPy's, that held to one thread."""
+    _load_numpy()
+    return importlib.import_module(module)
+
+
+_LOADERS: dict[str, Callable[[], Any]] = {
+    "ggml": load_ggml,
+    "torch": _load_torch,
+    "numpy": _load_numpy,
+    "spams": partial(_load_pursuit, "spams"),
+    "sklearn": partial(_load_pursuit, "sklearn.linear_model"),
+}

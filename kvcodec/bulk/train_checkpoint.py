@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +33,7 @@ class Checkpoint:
     def __init__(self, out: Path, job: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
         self.path = out.with_name(out.name + SUFFIX)
         self._said, self._lock = json.dumps(job, sort_keys=True), threading.Lock()
-        if not self.path.exists():
+        if not (self.path / _JOB).exists():
             return
         if resume:
             self._check()
@@ -65,18 +64,18 @@ class Checkpoint:
     def write(self, number: int, dictionary: Dictionary, about: Mapping[str, Any]) -> None:
         """Keep a dictionary that is done. The first one makes the directory."""
         with self._lock:
-            if not self.path.exists():
+            if not (self.path / _JOB).exists():
                 self._make()
         write_artefact(
             self.path / f"{number}.kvdict", Artefact(DictionarySet((dictionary,)), about), overwrite=True
         )  # fmt: skip
 
     def _make(self) -> None:
-        """The directory with its job, or none."""
-        with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=f".{self.path.name}.") as new:
-            Path(new, _JOB).write_text(self._said)
-            os.chmod(new, 0o755)
-            shutil.copytree(new, self.path)
+        """The directory, and in it the job before any dictionary."""
+        self.path.mkdir(exist_ok=True)
+        new = self.path / f".{_JOB}"
+        new.write_text(self._said)
+        os.replace(new, self.path / _JOB)
 
     def remove(self) -> None:
         """All is in the output."""

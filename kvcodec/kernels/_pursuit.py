@@ -25,15 +25,14 @@ from kvcodec.kernels._floats_simd import (
 )
 from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._lanes import greater, greatest_lane, smaller, splat
-from kvcodec.kernels._simd import load_word, prefetch
+from kvcodec.kernels._simd import load_word
 
 BLOCK = 64  # atoms
 BYTES = 4 * BLOCK
-AHEAD = 8 * BYTES  # of what is read once: a Gram matrix that no cache holds
 MAGNITUDE = np.int32(0x7FFFFFFF)
-DEPENDENT = np.float32(2.0**-16)  # the square, or less, of what of an atom is not in the span of those taken
-DEPENDENT_BITS = np.int32((127 - 16) << 23)
-NOISE = np.float32(2.0**-20)  # of the first projection: one that is no greater is what float32 missed
+DEPENDENT = np.float32(2.0**-12)  # the square, or less, of what of an atom is not in the span of those taken
+DEPENDENT_BITS = np.int32((127 - 12) << 23)
+NOISE = np.float32(2.0**-18)  # of the first projection: one that is no greater is what float32 missed
 LEAST_BITS, MOST_BITS = np.int32((127 - 30) << 23), np.int32((127 + 30) << 23)
 HUGE = np.float64(np.finfo(np.float32).max)
 
@@ -169,8 +168,6 @@ def advance(source: Any, target: Any, line: Any, rows: Any, s: Any, factors: Any
     most, multiple = splat(np.int32(0)), splat_float(step)
     for b in range(0, 4 * width, BYTES):
         row = rows + b * s
-        for n in range(0, BYTES, 64):
-            prefetch(line + b + AHEAD + n)
         block = load_block(line + b)
         for j in range(k):
             block = subtract(block, splat_float(np.float32(factors[j])), load_block(row))

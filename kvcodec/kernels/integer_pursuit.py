@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.kernels._jit import jit, part
+from kvcodec.kernels._pursuit_products import STEP, multiply_words
 
 RECIPROCAL_BITS = np.int64(40)
 SHORTEST = 512  # squared length of atoms: 2**31 * 2**40 / 512 fits an int64
 TURNS = 2  # a place
+BLOCK = 64  # atoms
 
 
 def choose_fraction(gram: NDArray[np.int32], dim: int) -> int:
@@ -36,7 +38,7 @@ def choose_fraction(gram: NDArray[np.int32], dim: int) -> int:
 
 
 def make_reciprocals(gram: NDArray[np.int32]) -> NDArray[np.int64]:
-    """2**40 / squared length of each atom, rounded; 0 for atoms shorter than the root of 512, which none is taken of."""
+    """2**40 / squared length of each atom, rounded; 0 for those whose square is below 512, which are not taken."""
     squares = gram.diagonal().astype(np.int64)
     long = np.maximum(squares, SHORTEST)
     return np.where(squares < SHORTEST, 0, ((1 << int(RECIPROCAL_BITS)) + (long >> 1)) // long)
@@ -51,9 +53,9 @@ def mp_integers(
     """Take, time and again, the atom whose product with the residual is the greatest, and subtract it.
 
     vectors: int16 (n, dim). atoms: int8 (N, dim), -127 to 127, of nearly the same length, at most 65536. gram: int32
-    (N, N), their products. reciprocals, fraction: of this gram, see above. indices: out, uint16 (n, s), s at most 64.
-    coefficients: out, int32 (n, s), with `fraction` bits behind the point. counts: out, int64 (n,). Places without an
-    atom have index 0 and coefficient 0. memory: int32, N numbers.
+    (N, N), their products. All C-contiguous. reciprocals, fraction: of this gram, see above. indices: out, uint16
+    (n, s), s at most 64. coefficients: out, int32 (n, s), with `fraction` bits behind the point. counts: out, int64
+    (n,). Places without an atom have index 0 and coefficient 0. memory: int32, N numbers.
 
     Of equals the first atom is taken. One that was taken before takes no new place: its coefficient is corrected. A
     vector is done when it has s atoms, after 2 * s turns, or when the coefficient would round (halves up) to 0.
@@ -64,7 +66,7 @@ def mp_integers(
             indices[i, j], coefficients[i, j] = np.uint16(0), np.int32(0)
         most = multiply(vectors[i], atoms, np.int32(fraction), memory)
         count = np.int64(0)
-        for turn in range(TURNS * s):
+        for _ in range(TURNS * s):
             if count == s or most == np.int32(0):
                 break
             atom = find_magnitude(memory, most)
@@ -80,10 +82,12 @@ def mp_integers(
 @part
 def multiply(vector: Any, atoms: Any, fraction: Any, projections: Any) -> Any:
     """Projections of a vector. The greatest magnitude."""
-    most = np.int32(0)
+    most, dim = np.int32(0), np.int64(vector.shape[0])
+    whole = np.int64(dim & -STEP)
+    at, atom = np.int64(vector.ctypes.data), np.int64(atoms.ctypes.data)
     for n in range(atoms.shape[0]):
-        total = np.int32(0)
-        for c in range(vector.shape[0]):
+        total = np.int32(multiply_words(at, atom + n * dim, whole))
+        for c in range(whole, dim):
             total = np.int32(total + np.int32(np.int32(vector[c]) * np.int32(atoms[n, c])))
         total = np.int32(total << fraction)
         projections[n] = total
@@ -106,6 +110,13 @@ def subtract_atom(coefficient: Any, line: Any, projections: Any) -> Any:
 def find_magnitude(projections: Any, most: Any) -> Any:
     """The first atom whose projection has this magnitude; it is there."""
     atom = np.int64(0)
+    for start in range(0, projections.shape[0] - (BLOCK - 1), BLOCK):
+        block, greatest = projections[start : start + BLOCK], np.int32(0)
+        for n in range(block.shape[0]):
+            greatest = max(greatest, np.int32(abs(np.int32(block[n]))))
+        if greatest == most:
+            break
+        atom = np.int64(start + BLOCK)
     while np.int32(abs(np.int32(projections[atom]))) != most:
         atom = np.int64(atom + 1)
     return atom

@@ -14,11 +14,14 @@ indices: out, uint16 (n, s), atoms in the order in which they were taken. coeffi
     after each atom. Places without an atom have index 0, coefficient 0 and the last residual.
 memory: float32, memory_floats(N, s) numbers.
 
-Of equals the first atom is taken. An atom of which all but a 2**-16th of the square lies in the span of those taken
-(so also a twin of one, and one of length 0) is passed over for the next best: it is no use, and its coefficient
-would be noise. A vector also takes no more atoms when no projection is over 2**-20 of the one that it began with, which
-is as much as float32 can tell; so a vector of zeros takes none, and none takes more than the rank. Projections of any
-size are scaled: of finite ones nothing becomes NaN, and only coefficients that float32 cannot hold become its greatest.
+Of equals the first atom is taken. An atom of which all but a 2**-12th of the square lies in the span of those taken
+(within .9 degrees; so also a twin of one, and one of length 0) is passed over for the next best: what it adds would
+take coefficients of 64 times its size that cancel each other. A vector takes no more atoms when the projection of the
+next is not over 2**-18 of the first one's: that much float32 may have missed. So a vector of zeros takes none, one that
+is the sum of fewer than s atoms takes those, and where s is more than the rank the error that is left is float32's.
+
+Projections of any size are scaled: of finite ones nothing becomes NaN, whatever else is passed, and coefficients that
+float32 cannot hold become its greatest. Energies that float32 cannot hold may be infinite, and so are residuals then.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def omp(
         row = np.int64(projections.ctypes.data) + 4 * atoms * i
         source, bits, unscale = begin_vector(row, atoms, places, numbers, base)
         noise, energy, k = np.int32(0), np.float64(energies[i]), np.int64(0)
-        while k < s and not energy <= np.float64(bounds[i]) and bits > noise:
+        while k < s and not np.float32(energy) <= np.float32(bounds[i]) and bits > noise:
             atom = np.int64(find_bits(source, places.width, bits))
             projection = np.float32(number_at(source + 4 * atom))
             if noise == np.int32(0):
@@ -107,11 +110,13 @@ def ormp(
         source, _, unscale = begin_vector(row, atoms, places, numbers, base)
         left = base + 4 * places.diagonal
         noise, energy, k = np.int32(0), np.float64(energies[i]), np.int64(0)
-        while k < s and not energy <= np.float64(bounds[i]):
+        while k < s and not np.float32(energy) <= np.float32(bounds[i]):
             bits = np.int32(rate(source, left, scores, places.width))
+            if bits == np.int32(0):
+                break
             atom = np.int64(find_bits(scores, places.width, bits))
             projection = np.float32(number_at(source + 4 * atom))
-            if bits == np.int32(0) or np.int32(load_word(source + 4 * atom) & MAGNITUDE) <= noise:
+            if np.int32(load_word(source + 4 * atom) & MAGNITUDE) <= noise:
                 break
             if noise == np.int32(0):
                 noise = noise_of(projection)
@@ -153,8 +158,8 @@ def begin_vector(row: Any, atoms: Any, places: Any, numbers: Any, base: Any) -> 
         source = np.int64(base)
     bits, unscale = np.int32(find_greatest(source, places.width)), np.float64(1)
     if bits != np.int32(0) and (bits < LEAST_BITS or bits > MOST_BITS):
-        exponent = np.int32(min(max(254 - (bits >> 23), 1), 253))
-        scale = np.int32(exponent << np.int32(23)).view(np.float32)
+        exponent = np.int32(254) - np.int32(bits >> np.int32(23))
+        scale = np.int32(max(np.int32(1), min(exponent, np.int32(253))) << np.int32(23)).view(np.float32)
         copy_scaled(source, atoms, scale, numbers[: places.width])
         source, unscale = np.int64(base), np.float64(np.float64(1) / np.float64(scale))
         bits = np.int32(find_greatest(source, places.width))
