@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvcodec._version import __version__
-from kvcodec.cli import bench, decode, diff, encode, info, train, verify
+from kvcodec.cli import bench, decode, diff, drift, encode, info, train, verify
 from kvcodec.cli.failures import print_failure
 
 _INTERRUPTED = 130
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _module in (encode, decode, info, verify, diff, train, bench):
+for _module in (encode, decode, info, verify, diff, train, drift, bench):
     app.command(_module.__name__.rpartition(".")[2], epilog=_module.EXAMPLE)(_module.command)
 
 

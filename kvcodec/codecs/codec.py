@@ -83,11 +83,12 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | 
     """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary. Raises SpecError."""
     spec = CodecSpec.parse(spec)
     if spec.sparse is not None:
+        from kvcodec.codecs.bounded import BoundedCodec
         from kvcodec.codecs.sparse import SparseCodec
 
         if dictionary is None:
             raise SpecError(f"{spec} needs a dictionary")
-        return SparseCodec(spec, dictionary)
+        return (BoundedCodec if spec.sparse.bounded else SparseCodec)(spec, dictionary)
     if spec.codec == CodecId.RAW:
         from kvcodec.codecs.raw import RawCodec
 

@@ -80,8 +80,7 @@ class Dictionary:
     def _seen(self) -> NDArray[np.float32]:
         """float32 (N, d): what a vector is multiplied by to have its products with the unit atoms, in the metric."""
         unit = self.atoms.astype(np.float32) / self.norms[:, None]
-        seen: NDArray[np.float32] = unit if self.metric is None else (unit @ self.metric).astype(np.float32)
-        return seen
+        return unit if self.metric is None else np.matmul(unit, self.metric, dtype=np.float32)
 
     @cached_property
     def tiles(self) -> NDArray[np.float32]:

@@ -40,14 +40,24 @@ def empty_codes(count: int, atoms: int) -> Codes:
     )
 
 
-def pursue(rows: NDArray[np.float32], dictionary: Dictionary, codes: SparseCodes, method: str = "omp") -> Codes:
-    """Codes of finite vectors (n, d). method: omp or ormp. A vector's codes do not hang on those beside it."""
+def pursue(
+    rows: NDArray[np.float32],
+    dictionary: Dictionary,
+    codes: SparseCodes,
+    method: str = "omp",
+    targets: NDArray[np.float64] | None = None,
+) -> Codes:
+    """Codes of finite vectors (n, d). method: omp or ormp. A vector's codes do not hang on those beside it.
+
+    targets: (n,), squared errors at which a vector takes no more atoms, negative for never; without them the spec's
+    error says so. In a dictionary's metric they are as large a part of the vector as in the plain one.
+    """
     out = empty_codes(len(rows), codes.atoms)
     space = _Space(dictionary, codes, min(len(rows), BLOCK))
     for start in range(0, len(rows), BLOCK):
         part = slice(start, start + BLOCK)
         own = Codes(out.indices[part], out.coefficients[part], out.scales[part], out.counts[part])
-        space.code(rows[part], own, method)
+        space.code(rows[part], own, method, None if targets is None else targets[part])
     return out
 
 
@@ -64,7 +74,9 @@ class _Space:
         self._pursuit = np.empty(pursuit_kernels.memory_floats(size, atoms), np.float32)
         self._rounding = np.empty(coefficient_kernels.work_bytes(atoms), np.uint8)
 
-    def code(self, rows: NDArray[np.float32], out: Codes, method: str) -> None:
+    def code(
+        self, rows: NDArray[np.float32], out: Codes, method: str, targets: NDArray[np.float64] | None = None
+    ) -> None:
         """Fill `out` with the codes of vectors."""
         own, codes, count = self._dictionary, self._codes, len(rows)
         vectors, exponents = normalize_rows(rows - own.mean if own.has_mean else rows)
@@ -73,6 +85,8 @@ class _Space:
         project(vectors, own.tiles, projections)
         bound = np.float32((codes.error / ERROR_STEPS) ** 2)
         bounds = energies * bound if codes.error else np.full(count, NEVER)
+        if targets is not None:
+            bounds = scale_targets(targets, exponents, vectors, energies)
         kernel = pursuit_kernels.ormp if method == "ormp" else pursuit_kernels.omp
         floats = self._coefficients[:count]
         kernel(
@@ -90,6 +104,19 @@ def normalize_rows(rows: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDAr
     """Rows times a power of two each, such that their greatest magnitude is from 0.5 to 1; and the exponents."""
     exponents = np.frexp(np.abs(rows).max(axis=1, initial=0))[1].astype(np.int32)
     return np.ldexp(rows, -exponents[:, None]), exponents
+
+
+def scale_targets(
+    targets: NDArray[np.float64],
+    exponents: NDArray[np.int32],
+    vectors: NDArray[np.float32],
+    energies: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """Squared errors in units of normalized vectors, as parts of their energies."""
+    plain = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
+    share = np.divide(energies, plain, out=np.ones_like(plain), where=plain > 0)
+    scaled: NDArray[np.float32] = np.clip(np.ldexp(targets, -2 * exponents) * share, NEVER, GREATEST).astype(np.float32)
+    return scaled
 
 
 def scale_back(scales: NDArray[np.uint16], exponents: NDArray[np.int32]) -> NDArray[np.uint16]:

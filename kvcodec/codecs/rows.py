@@ -64,6 +64,8 @@ def row_codec_for(spec: CodecSpec, stream: StreamId, dictionary: Dictionary | No
         return GroupedRows(spec, stream)
     from kvcodec.codecs.sparse import SparseRows
 
+    if not codes_rows(spec):
+        raise SpecError(f"{spec} does not code rows one by one: some of them are kept otherwise")
     if dictionary is None:
         raise SpecError(f"{spec} needs a dictionary")
     return SparseRows(spec, dictionary)
@@ -185,5 +187,6 @@ class GroupedRows:
 
 
 def codes_rows(spec: CodecSpec) -> bool:
-    """Whether a codec gives each row codes of its own."""
-    return spec.codec != CodecId.RAW and spec.axis == Axis.TOKEN
+    """Whether a codec gives each row codes of its own, which are all that a record has to hold of it."""
+    bounded = spec.sparse is not None and spec.sparse.bounded
+    return spec.codec != CodecId.RAW and spec.axis == Axis.TOKEN and not bounded

@@ -44,7 +44,7 @@ def _read_sparse(header: np.void) -> tuple[Any, ...]:
 @functools.lru_cache(1024)
 def _spec(codec: int, axis: int, group: int, flags: int, sparse: tuple[Any, ...]) -> CodecSpec:
     dictionary = codec == CodecId.DICTIONARY
-    if flags & ~int(GroupFlag.SETS if dictionary else GroupFlag.SYMMETRIC):
+    if flags & ~int(GroupFlag.SETS | GroupFlag.BOUNDED if dictionary else GroupFlag.SYMMETRIC):
         raise SpecError("an unknown flag is set")
     if not dictionary:
         if sparse:
@@ -53,7 +53,8 @@ def _spec(codec: int, axis: int, group: int, flags: int, sparse: tuple[Any, ...]
     if not sparse or not sparse[-2] or not any(sparse[-1]):
         raise SpecError("codes over no dictionary")
     atoms, bits, low, error, size, basis = sparse
-    codes = SparseCodes(atoms, bits, bool(flags & GroupFlag.SETS), low, error, size, basis)
+    sets, bounded = bool(flags & GroupFlag.SETS), bool(flags & GroupFlag.BOUNDED)
+    codes = SparseCodes(atoms, bits, sets, low, error, size, basis, bounded)
     return CodecSpec(CodecId.DICTIONARY, Axis(axis), group, sparse=codes)
 
 

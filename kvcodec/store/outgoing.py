@@ -105,7 +105,32 @@ class Outgoing:
                 return Left(records, open_)
             rows = open_.rows.copy()
             open_ = OpenRows(self._none(coded=True), open_.first, open_.first)
-        return self._leave_coded(records, open_.extended(codec.encode(rows, self.dtype)))
+        end = open_.end + len(rows)
+        fill = min(-(open_.end - open_.first) % self.token_group, len(rows))
+        whole = fill + (len(rows) - fill) // self.token_group * self.token_group
+        if fill:
+            laid, open_ = self._leave_coded(open_.extended(codec.encode(rows[:fill], self.dtype)), end)
+            records += laid
+        if whole > fill:
+            records += self._leave_groups(open_.end, rows[fill:whole], end)
+            open_ = OpenRows(self._none(coded=True), end - (len(rows) - whole), end - (len(rows) - whole))
+        if whole < len(rows):
+            open_ = open_.extended(codec.encode(rows[whole:], self.dtype))
+        return Left(records, open_)
+
+    def _leave_groups(self, first: int, rows: Rows, end: int) -> list[Ending]:
+        """Records of whole token groups that come at once: the bytes of laid codes, and their errors are known.
+
+        end: the token that comes next once all is appended.
+        """
+        tokens, codec = self.token_group, self.codecs.codec(self.policy.spec)
+        groups = range(first, first + len(rows), tokens)
+        skipped = sum(not self._needed(start + tokens, end) for start in groups) * tokens
+        if skipped == len(rows):
+            return []
+        start, rest = first + skipped, rows[skipped:]
+        made = group_records(self.sequence, self.layer, self.stream, start, rest, codec, self.dtype, tokens)
+        return [Ending(start + (n + 1) * tokens, record) for n, record in enumerate(made)]
 
     def append_read(self, open_: OpenRows, count: int, read: Callable[[Rows], None]) -> Left:
         """`append` of `count` rows that `read` puts where it is told: mostly where they are coded from."""
@@ -135,15 +160,16 @@ class Outgoing:
         gone = sum(item.tokens for item in going)
         return Left(records, open_.without(gone) if gone else open_)
 
-    def _leave_coded(self, records: list[Ending], open_: OpenRows) -> Left:
+    def _leave_coded(self, open_: OpenRows, end: int) -> Left:
+        """Records of whole token groups of codes. end: the token that comes next once all is appended."""
         tokens, codec = self.token_group, self.codecs.rows(self.policy.spec)
         groups = (open_.end - open_.first) // tokens
-        skipped = sum(not self._needed(open_.first + (n + 1) * tokens, open_.end) for n in range(groups))
+        skipped = sum(not self._needed(open_.first + (n + 1) * tokens, end) for n in range(groups))
         first = open_.first + skipped * tokens
-        rows = open_.rows[skipped * tokens : groups * tokens]
+        rows, records = open_.rows[skipped * tokens : groups * tokens], []
         if len(rows):
             made = laid_records(self.sequence, self.layer, self.stream, first, rows, codec, tokens)
-            records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
+            records = [Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made)]
         return Left(records, open_.without(groups * tokens) if groups else open_)
 
     def _needed(self, end: int, length: int) -> bool:

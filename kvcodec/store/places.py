@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvcodec.attention.rows import Found
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
+from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import TILE_LANES, CodecId
 from kvcodec.log.reader import Log, Place
@@ -17,6 +19,7 @@ from kvcodec.store.headers import read_spec
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.reading import load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
+from kvcodec.spec import CodecSpec
 
 _COPIES_MAX = 256  # records of which a copy is kept
 
@@ -39,6 +42,7 @@ class StreamPlaces:
         self._log, self._extents, self._codecs = log, extents, codecs
         self._stream, self._dtype = codecs.stream, codecs.dtype
         self._forms: list[Form] = []
+        self._dictionaries: list[Dictionary] = []  # of these forms
         self._forget(0)
 
     def _forget(self, first: int) -> None:
@@ -70,7 +74,7 @@ class StreamPlaces:
         if open_ is not None and border < end:
             rows = open_.rows[border - open_.first : end - open_.first]
             if is_coded(open_):
-                found.add_codes(border, rows, outgoing.policy.spec, self._stream.id, self._stream.dim)
+                self._add_codes(found, border, rows, outgoing.policy.spec)
             else:
                 found.add_raw(border, rows, self._dtype)
         return found, list(self._blocks.values())
@@ -112,7 +116,7 @@ class StreamPlaces:
         if lo < hi:
             image = self._log.device.image
             view = image.view(0, image.size)
-            found.kept.append(view)
+            found.kept += [view, *self._dictionaries]
             numbers = np.array([found.number(form) for form in self._forms], np.int64)
             part = Spans(*(column[lo:hi] for column in known))
             found.parts.append(part._replace(place=part.place + view.ctypes.data, form=numbers[part.form]))
@@ -134,13 +138,24 @@ class StreamPlaces:
             form = raw_form(2 * stream.dim, 2 * stream.dim * part.heads, self._dtype)
         else:
             spec = read_spec(header)
-            form = form_of(spec, stream.id, coded.tokens, stream.dim, self._dtype)
+            form = self._form(spec, coded.tokens)
             try:
                 self._codecs.codec(spec).validate(body.reshape(part.heads, -1), coded.tokens, stream.dim)
             except CorruptRecord as error:
                 raise CorruptRecord(byte + error.offset, error.why) from None
         self._log.check_unerased(part.place)
         return None if form.bits == 16 and stream.dim % TILE_LANES else _Mapped(byte, form, extent.first - coded.first)
+
+    def _form(self, spec: CodecSpec, tokens: int) -> Form:
+        """Form of a GROUP record. Raises MissingDictionary."""
+        dictionary = self._codecs.dictionary(spec)
+        if dictionary is not None and dictionary not in self._dictionaries:
+            self._dictionaries.append(dictionary)
+        return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, dictionary)
+
+    def _add_codes(self, found: Found, first: int, rows: NDArray[np.uint8], spec: CodecSpec) -> None:
+        """Rows coded one by one."""
+        found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.dictionary(spec))
 
     def _add_waiting(self, extent: Extent, found: Found) -> None:
         own = self._waiting.get((extent.coded.lsn, extent.first))
@@ -155,7 +170,7 @@ class StreamPlaces:
         found = Found([])
         coded, stream = extent.coded, self._stream
         if coded.step is not None and coded.step.codec != CodecId.RAW:
-            found.add_codes(extent.first, read_codes(self._log, extent, stream), coded.step, stream.id, stream.dim)
+            self._add_codes(found, extent.first, read_codes(self._log, extent, stream), coded.step)
             return found
         header, _, _ = load_part(self._log, coded, coded.parts[0])
         if coded.step is not None or int(header["codec"]) == CodecId.RAW:
@@ -168,6 +183,6 @@ class StreamPlaces:
         self._codecs.codec(spec).validate(body, coded.tokens, stream.dim)
         for part in coded.parts:
             self._log.check_unerased(part.place)
-        form = form_of(spec, stream.id, coded.tokens, stream.dim, self._dtype)
+        form = self._form(spec, coded.tokens)
         found.add_body(extent.first, extent.end, body, form, extent.first - coded.first)
         return found
