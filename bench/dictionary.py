@@ -2,10 +2,11 @@
 
     python bench/dictionary.py --train DIR --test DIR --out DIR [--layers 0-17] [--time SECONDS] [--check]
 
-Trains what is not in --out yet, on the dumps of --train (for each N: K and V, and K from before its rotary embedding),
-and codes all tokens of those of --test but the four sinks. Writes its tables into bench/RESULTS.md. With --check it
-works small, on a dump of the repository if no directories are given, prints the tables, and writes nothing. Either way
-it fails unless OMP beats MP beats the greatest products, at every sparsity.
+Trains what is not in --out yet, on the dumps of --train (for each N: K and V, K from before its rotary embedding, and
+both kinds of K in the metric of the queries), and codes all tokens of those of --test but the four sinks. Writes its
+tables into bench/RESULTS.md. With --check it works small, on a dump of the repository if no directories are given,
+prints the tables, and writes nothing. Either way it fails unless OMP beats MP beats the greatest products, at every
+sparsity.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kvcodec.dictionary.artefact import read_artefact
 from kvcodec.dumps import open_dump
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.extra import has_unrotated, read_unrotated
+from kvcodec.errors import SpecError
 from kvcodec.kernels.projection import project
 from kvcodec.kernels.pursuit import top_dots
 from kvcodec.layout import StreamId, Transform
@@ -49,14 +51,27 @@ Matrix = dict[tuple[str, int], float]
 
 
 class Kind(NamedTuple):
-    """A stream as it is coded."""
+    """A stream as it is coded. metric: what errors are measured in, in training and coding."""
 
     name: str
     stream: StreamId
     unrotated: bool
+    metric: str = "none"
+
+    @property
+    def file(self) -> str:
+        """Of its dictionaries, without N."""
+        return ("pre" if self.unrotated else "post") + ("" if self.metric == "none" else f"-{self.metric}")
 
 
-KINDS = (Kind("K", StreamId.K, False), Kind("K before rotation", StreamId.K, True), Kind("V", StreamId.V, False))
+KINDS = (
+    Kind("K", StreamId.K, False),
+    Kind("K before rotation", StreamId.K, True),
+    Kind("V", StreamId.V, False),
+    Kind("K, query metric", StreamId.K, False, "query"),
+    Kind("K before rotation, query metric", StreamId.K, True, "query"),
+)
+PLAIN_K, PLAIN_V = KINDS[0], KINDS[2]
 
 
 class Work(NamedTuple):
@@ -69,6 +84,7 @@ class Work(NamedTuple):
     sizes: Sequence[int]
     sparsities: Sequence[int]
     seconds: float | None
+    kinds: Sequence[Kind]
 
 
 # -- coders: vectors (n, d), a dictionary, s -> what decoding gives --------------------------------------------------
@@ -128,10 +144,12 @@ def add_atoms(own: Dictionary, indices: NDArray[np.integer], factors: Rows) -> R
 
 
 def relative(rows: Rows, coded: Rows) -> float:
+    """Frobenius."""
     return float(np.linalg.norm(rows - coded) / np.linalg.norm(rows))
 
 
 def layers_of(dump: Dump, own: DictionarySet) -> Iterator[int]:
+    """Those that have dictionaries."""
     return (layer for layer in dump.layers if own.find(layer, StreamId.K) is not None)
 
 
@@ -158,20 +176,21 @@ def outputs(dump: Dump, layer: int, k: Rows | None, v: Rows | None) -> tuple[flo
     queries = dump.queries(layer)
     if queries is None:
         return None
-    was = [read(dump, layer, kind) for kind in (KINDS[0], KINDS[2])]
+    was = [read(dump, layer, kind) for kind in (PLAIN_K, PLAIN_V)]
     now = [hat if hat is not None else own for hat, own in zip((k, v), was, strict=True)]
     found = attention_error(queries.q, queries.positions, queries.scale, queries.window, *was, *now)
     return found.k_only.relative, found.v_only.relative, found.both.relative
 
 
-def train(work: Work, size: int, unrotated: bool) -> DictionarySet:
+def train(work: Work, size: int, kind: Kind) -> DictionarySet:
     """From --out, or trained now."""
-    path = work.out / f"{'pre' if unrotated else 'post'}-{size}.kvdict"
+    path = work.out / f"{kind.file}-{size}.kvdict"
     if not path.exists():
         began = time.monotonic()
         kv.train(
             work.train, path, atoms=size, sparsity=min(TRAINED_AT, max(work.sparsities)), layers=work.layers,
-            streams="k" if unrotated else "k,v", rope="pre" if unrotated else "post", time=work.seconds, resume=True,
+            streams="k,v" if kind.file == "post" else "k", rope="pre" if kind.unrotated else "post", metric=kind.metric,
+            time=work.seconds, resume=True,
         )  # fmt: skip
         print(f"trained {path} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return read_artefact(path).dictionaries
@@ -181,15 +200,15 @@ def measure(work: Work, dumps: Sequence[Dump], size: int) -> tuple[Matrix, Matri
     """Of one N: errors of rows by (kind, s), and errors of attention outputs by (what is coded, s). Means over layers
     and texts.
     """
-    post, pre = train(work, size, False), train(work, size, True)
+    sets = {kind.file: train(work, size, kind) for kind in work.kinds}
     rows_of: dict[tuple[str, int], list[float]] = {}
     outputs_of: dict[tuple[str, int], list[float]] = {}
     for dump in dumps:
-        for layer in layers_of(dump, post):
+        for layer in layers_of(dump, sets["post"]):
             for s in work.sparsities:
                 coded = {}
-                for kind in KINDS:
-                    own = (pre if kind.unrotated else post).find(layer, kind.stream)
+                for kind in work.kinds:
+                    own = sets[kind.file].find(layer, kind.stream)
                     assert own is not None
                     rows = read(dump, layer, kind)
                     for bits in (8, 6):
@@ -198,23 +217,28 @@ def measure(work: Work, dumps: Sequence[Dump], size: int) -> tuple[Matrix, Matri
                     if own.transform == Transform.PRE_ROPE:
                         hat = find_rope(dump, layer, None).turn(hat, np.arange(dump.tokens))
                     coded[kind.name] = hat
-                for name in ("K", "K before rotation"):
+                for name in (kind.name for kind in work.kinds if kind is not PLAIN_V):
                     found = outputs(dump, layer, coded[name], coded["V"])
                     if found is not None:
                         for what, error in zip((name, "V", f"{name} and V"), found, strict=True):
                             outputs_of.setdefault((what, s), []).append(error)
         print(f"N = {size}: {dump.path.name} measured", file=sys.stderr, flush=True)
-    return tuple({key: float(np.mean(all_)) for key, all_ in found.items()} for found in (rows_of, outputs_of))  # type: ignore[return-value]
+    return means(rows_of), means(outputs_of)
+
+
+def means(found: dict[tuple[str, int], list[float]]) -> Matrix:
+    """Over layers and texts."""
+    return {key: float(np.mean(errors)) for key, errors in found.items()}
 
 
 def compare(work: Work, dump: Dump, size: int) -> Matrix:
     """Errors of rows by (kind and coder, s) on one dump; asserts their order."""
-    sets = {unrotated: train(work, size, unrotated) for unrotated in (False, True)}
+    sets = {kind.file: train(work, size, kind) for kind in work.kinds}
     coders = {"OMP": code_omp, "MP": code_mp, "greatest products": code_greatest}
     found: dict[tuple[str, int], list[float]] = {}
-    for layer in layers_of(dump, sets[False]):
-        for kind in KINDS:
-            own = sets[kind.unrotated].find(layer, kind.stream)
+    for layer in layers_of(dump, sets["post"]):
+        for kind in (kind for kind in work.kinds if kind.metric == "none"):
+            own = sets[kind.file].find(layer, kind.stream)
             assert own is not None
             rows = read(dump, layer, kind)[SINKS:].reshape(-1, own.dim)
             found.setdefault((f"{kind.name}: 18-byte baseline", baseline.TAKEN), []).append(
@@ -223,23 +247,37 @@ def compare(work: Work, dump: Dump, size: int) -> Matrix:
             for s in work.sparsities:
                 for name, coder in coders.items():
                     found.setdefault((f"{kind.name}: {name}", s), []).append(relative(rows, coder(rows, own, s)))
-    means = {key: float(np.mean(errors)) for key, errors in found.items()}
-    for kind in KINDS:
+    errors = means(found)
+    for kind in (kind for kind in work.kinds if kind.metric == "none"):
         for s in work.sparsities:
-            omp, mp, greatest = (means[f"{kind.name}: {name}", s] for name in coders)
+            omp, mp, greatest = (errors[f"{kind.name}: {name}", s] for name in coders)
             assert omp < mp < greatest, f"{kind.name}, s = {s}: OMP {omp:.4f}, MP {mp:.4f}, greatest {greatest:.4f}"
-    return means
+    return errors
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
+def kinds_of(dump: Dump) -> tuple[Kind, ...]:
+    """All that the dump tells enough for: how K was turned, and what queries there are."""
+    kinds: tuple[Kind, ...] = KINDS
+    if dump.queries(dump.layers[0]) is None:
+        kinds = tuple(kind for kind in kinds if kind.metric == "none")
+    try:
+        find_rope(dump, dump.layers[0], None)
+    except SpecError:
+        kinds = tuple(kind for kind in kinds if not kind.unrotated)
+    return kinds
+
+
 def table(first: str, columns: Sequence[int], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Markdown, a column for each sparsity."""
     lines = [[first, *(f"s = {s}" for s in columns)], ["---"] * (len(columns) + 1), *([n, *cells] for n, cells in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def cells(found: Matrix, name: str, sparsities: Sequence[int]) -> list[str]:
+    """Figures of a line."""
     return [f"{found[name, s]:.3f}" if (name, s) in found else "" for s in sparsities]
 
 
@@ -250,7 +288,7 @@ def report(work: Work) -> str:
     rows, attention, sizes = [], [], []
     for size in work.sizes:
         found, outputs_found = measure(work, dumps, size)
-        for kind in KINDS:
+        for kind in work.kinds:
             for bits in (8, 6):
                 name = f"{kind.name}/c{bits}"
                 rows.append((f"{kind.name}, N = {size}, {bits} bit", cells(found, name, sparsities)))
@@ -260,9 +298,8 @@ def report(work: Work) -> str:
         small = [SparseCodes(s, 6, True, size=size) for s in sparsities]
         sizes.append((f"set + 6 bit, N = {size}", [str(codes.row_bytes) for codes in small]))
     compared = compare(work, dumps[0], work.sizes[0])
-    names = dict.fromkeys(name for name, _ in compared)
     shown = sorted({*sparsities, baseline.TAKEN})
-    coders = [(name, cells(compared, name, shown)) for name in names]
+    coders = [(name, cells(compared, name, shown)) for name in dict.fromkeys(name for name, _ in compared)]
     tokens = sum(d.tokens - SINKS for d in dumps)
     for dump in dumps:
         dump.close()
@@ -311,7 +348,9 @@ def main() -> None:
         dumps, texts = (sorted(d.glob("*.safetensors")) if d else [DUMP] for d in (asked.train, asked.test))
         if asked.check:
             dumps, texts = dumps[:2], texts[:1]
-        text = report(Work(dumps, texts, out, asked.layers, sizes, sparsities, asked.time))
+        with open_dump(texts[0]) as dump:
+            kinds = kinds_of(dump)
+        text = report(Work(dumps, texts, out, asked.layers, sizes, sparsities, asked.time, kinds))
     if asked.check:
         print(text)
         return

@@ -628,12 +628,10 @@ types:
         value: (flags & 2) != 0
       low_set:
         pos: 0
-        size: 0
         type: set_shape(dictionary_atoms, low_atoms)
         doc: The first tier, with two of them.
       high_set:
         pos: 0
-        size: 0
         type: set_shape(dictionary_atoms, atoms - low_atoms)
         doc: The second tier, or the only one.
       set_bytes:
@@ -661,7 +659,7 @@ types:
           + (2048 * count <= below ? 1 : 0) + (4096 * count <= below ? 1 : 0)
           + (8192 * count <= below ? 1 : 0) + (16384 * count <= below ? 1 : 0)
           + (32768 * count <= below ? 1 : 0) + (65536 * count <= below ? 1 : 0)
-        doc: Of each number; the logarithm of below / count.
+        doc: Of each number; the logarithm of below / count, rounded down, or 0.
       unary_at:
         value: count * low_bits
         doc: The bit that the unary part begins with.
@@ -745,6 +743,8 @@ types:
         valid: 0
       - id: metadata_bytes
         type: u4
+        valid:
+          expr: codec != codec_id::dictionary or _ == (tokens + 63) / 64 * 128
       - id: code_bytes
         type: u4
       - id: sparse
@@ -850,7 +850,6 @@ types:
         doc: Of a tile row.
       tokens:
         pos: 0
-        size: 0
         type: coded_token(_index)
         repeat: expr
         repeat-expr: shape.tokens
@@ -897,7 +896,6 @@ types:
         type: u4
     seq:
       - id: channels
-        size: 0
         type: coded_number(token, _index)
         repeat: expr
         repeat-expr: head.shape.head_dim
@@ -950,7 +948,8 @@ types:
 
   sparse_head:
     doc: |
-      Rows over a dictionary, `tokens[t].terms[j]` of each: mean + scale * (sum of coefficients times atoms).
+      Rows over a dictionary: mean + scale * (sum of coefficients times atoms), `tokens[t].scale` and
+      `tokens[t].vector.terms[j]` of each. The atoms, and the mean, stand in DICTIONARY records.
     doc-ref: formats/dictionary.md#sections
     params:
       - id: shape
@@ -974,7 +973,6 @@ types:
     instances:
       tokens:
         pos: 0
-        size: 0
         type: token(_index)
         repeat: expr
         repeat-expr: shape.tokens
@@ -1010,7 +1008,7 @@ types:
         value: block.vectors[0]
 
   sparse_block:
-    doc: Indices and coefficients of `count` rows, field by field. It is 1 where a row stands by itself.
+    doc: Indices and coefficients of `count` rows, field by field; of one where a row stands by itself.
     doc-ref:
       - formats/dictionary.md#a-row
       - formats/dictionary.md#sections
@@ -1037,7 +1035,6 @@ types:
     instances:
       vectors:
         pos: 0
-        size: 0
         type: sparse_vector(_index)
         repeat: expr
         repeat-expr: count
@@ -1064,17 +1061,14 @@ types:
         value: block.codes
       low_set:
         pos: 0
-        size: 0
         type: index_set(codes.low_set, 0)
         doc: The first tier, with two of them.
       high_set:
         pos: 0
-        size: 0
         type: index_set(codes.high_set, codes.low_set.bytes)
         doc: The second tier, or the only one.
       terms:
         pos: 0
-        size: 0
         type: term(_index)
         repeat: expr
         repeat-expr: codes.atoms
@@ -1112,7 +1106,8 @@ types:
 
   index_set:
     doc: |
-      Elias and Fano's code of numbers that do not descend. Bits count from the lowest one of byte 0 on.
+      Elias and Fano's code of numbers that do not descend, decoded here. Bits count from the lowest one of byte 0 on.
+      What stands behind the last number has no place in any of them, so a user who minds asks for `rest`.
     doc-ref: formats/dictionary.md#sets
     params:
       - id: shape
@@ -1124,7 +1119,6 @@ types:
         value: _parent
       members:
         pos: 0
-        size: 0
         type: 'member(_index, _index == 0 ? shape.unary_at : members[_index - 1].unary_end)'
         repeat: expr
         repeat-expr: shape.count
@@ -1132,13 +1126,12 @@ types:
         value: 'shape.count == 0 ? 0 : members[shape.count - 1].unary_end'
       rest:
         pos: 0
-        size: 0
         type: bit(vector, 8 * first_byte + rest_at + _index)
         repeat: expr
         repeat-expr: 8 * shape.bytes - rest_at
         valid:
           expr: not _.is_set
-        doc: What stands behind the last number. Looked at when asked for.
+        doc: Bits behind the last number.
     types:
       bit:
         params:
@@ -1163,7 +1156,6 @@ types:
             value: set.shape
           unary:
             pos: 0
-            size: 0
             type: bit(set.vector, 8 * set.first_byte + unary_at + _index)
             repeat: until
             repeat-until: _.is_set
@@ -1319,7 +1311,6 @@ types:
         value: (dim + shape.group - 1) / shape.group
       channels:
         pos: 0
-        size: 0
         type: channel(_index)
         repeat: expr
         repeat-expr: dim

@@ -340,6 +340,7 @@ class GroupFlag(IntFlag):
     NONE = 0
     SYMMETRIC = 1
     SETS = 2
+    BOUNDED = 4
 
 
 class KvdictFlag(IntFlag):

@@ -19,7 +19,8 @@ class SparseCodes:
     """Codes of a vector: at most `atoms` indices and integer coefficients of `bits` bits, and a scale.
 
     sets: indices are kept as sorted sets (Elias-Fano) instead of 16 bits each. low: atoms of the first tier, 0 for one
-    tier. error: relative error in 1/32768 at which pursuit stops early, 0 to take all atoms.
+    tier. error: relative error in 1/32768 at which pursuit stops early, 0 to take all atoms. bounded: no vector
+    errs by more than that: one whose codes would is kept as INT4 or raw.
     size and basis name the dictionary: its atoms, and 16 bytes that stand for the set that it is from; 0 and empty
     until a store, or an encoder, has bound the spec to one.
     """
@@ -31,6 +32,7 @@ class SparseCodes:
     error: int = 0
     size: int = 0
     basis: bytes = b""
+    bounded: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.atoms <= MAX_ATOMS:
@@ -41,6 +43,8 @@ class SparseCodes:
             raise SpecError(f"low{self.low}: want a first tier of fewer than {self.atoms} atoms")
         if not 0 <= self.error < ERROR_STEPS:
             raise SpecError(f"e{self.error / ERROR_STEPS:g}: want a relative error of at least 0 and below 1")
+        if self.bounded and not self.error:
+            raise SpecError("a bound on the error of every vector, and it is 0")
         if not 0 <= self.size <= MAX_DICTIONARY or len(self.basis) not in (0, HASH_BYTES):
             raise SpecError(f"a dictionary of {self.size} atoms, named by {len(self.basis)} bytes")
 
@@ -70,15 +74,24 @@ class SparseCodes:
         """These codes over a dictionary of `size` atoms of the set named `basis`."""
         return replace(self, size=size, basis=basis)
 
+    def with_atoms(self, atoms: int) -> SparseCodes:
+        """These codes with room for another number of atoms."""
+        return replace(self, atoms=atoms)
+
+    def with_bound(self, error: float) -> SparseCodes:
+        """These codes with a bound on the relative error of every vector, unless they have an error already."""
+        return self if self.error else replace(self, error=parse_bound(error), bounded=True)
+
     @classmethod
     def parse(cls, parts: list[str]) -> SparseCodes:
-        """From parts such as s8, c6, ef, u16, low3, e0.1. Raises SpecError with the part that is not understood."""
+        """From parts such as s8, c6, ef, u16, low3, e0.1, max0.3. Raises SpecError with what is not understood."""
         found: dict[str, int | bool] = {}
         for part in parts:
             name, value = _parse_part(part)
             if name in found:
-                raise SpecError(f"{part!r}: said twice")
+                raise SpecError(f"{part!r}: said twice, or both e and max")
             found[name] = value
+            found |= {"bounded": True} if part.startswith("max") else {}
         if found.get("error") and "atoms" not in found:
             found["atoms"] = _DEFAULT_BOUNDED
         return cls(**found)  # type: ignore[arg-type]
@@ -87,7 +100,7 @@ class SparseCodes:
         parts = [f"s{self.atoms}", f"c{self.bits}"]
         parts += ["ef"] if self.sets else []
         parts += [f"low{self.low}"] if self.low else []
-        parts += [f"e{round(self.error / ERROR_STEPS, 5):g}"] if self.error else []
+        parts += [("max" if self.bounded else "e") + _shortest(self.error)] if self.error else []
         return "/".join(parts)
 
 
@@ -106,12 +119,31 @@ def _parse_part(part: str) -> tuple[str, int | bool]:
         digits = part.removeprefix(prefix)
         if part.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 6:
             return name, int(digits)
-    if part[:1] == "e":
+    for prefix in ("max", "e"):
+        if not part.startswith(prefix):
+            continue
         try:
-            error = float(part[1:])
+            error = float(part.removeprefix(prefix))
         except ValueError:
-            pass
-        else:
-            if 0 < error < 1:
-                return "error", max(1, min(int(error * ERROR_STEPS), ERROR_STEPS - 1))
-    raise SpecError(f"{part!r} is unknown, want sN, cN, ef, lowN, eN or gN, such as s8/c6/ef")
+            continue
+        if prefix == "max":
+            return "error", parse_bound(error)
+        if 0 < error < 1:
+            return "error", max(1, int(error * ERROR_STEPS))
+    raise SpecError(f"{part!r} is unknown, want sN, cN, ef, lowN, eN, maxN or gN, such as s8/c6/ef")
+
+
+def parse_bound(error: float) -> int:
+    """A bound on relative errors in 1/32768, never more than what was asked for. Raises SpecError."""
+    if not 1 / ERROR_STEPS <= error < 1:
+        raise SpecError(f"an error bound of {error:g}, want at least 1/{ERROR_STEPS} and below 1")
+    return int(error * ERROR_STEPS)
+
+
+def _shortest(error: int) -> str:
+    """The shortest decimal number that is parsed to `error`."""
+    for digits in range(1, 9):
+        number = -(-error * 10**digits // ERROR_STEPS) / 10**digits
+        if int(number * ERROR_STEPS) == error:
+            break
+    return f"{number:.{digits}f}"

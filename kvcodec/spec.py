@@ -58,14 +58,26 @@ class CodecSpec:
 
     @property
     def flags(self) -> GroupFlag:
-        sets = GroupFlag.SETS if self.sparse and self.sparse.sets else GroupFlag.NONE
-        return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets
+        own = self.sparse
+        sets = GroupFlag.SETS if own and own.sets else GroupFlag.NONE
+        bounded = GroupFlag.BOUNDED if own and own.bounded else GroupFlag.NONE
+        return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets | bounded
 
     def bound_to(self, size: int, basis: bytes) -> CodecSpec:
         """This spec over a dictionary of `size` atoms of the set named `basis`. Raises SpecError for another codec."""
         if self.sparse is None:
             raise SpecError(f"{self} takes no dictionary")
         return replace(self, sparse=self.sparse.bound_to(size, basis))
+
+    def with_bound(self, error: float) -> CodecSpec:
+        """This spec with a bound on the relative error of every vector, if it is over a dictionary and has none."""
+        return self if self.sparse is None else replace(self, sparse=self.sparse.with_bound(error))
+
+    def with_atoms(self, atoms: int) -> CodecSpec:
+        """This spec with room for another number of atoms. Raises SpecError for another codec."""
+        if self.sparse is None:
+            raise SpecError(f"{self} has no atoms")
+        return replace(self, sparse=self.sparse.with_atoms(atoms))
 
     @classmethod
     def parse(cls, text: str | CodecSpec) -> CodecSpec:

@@ -12,14 +12,17 @@ import ml_dtypes
 import numpy as np
 
 from tests import attention_whole
-from tests.attention_twin import PART_BITS, quantize_queries
-from tests.attention_whole import Piece, Query, Record, lay_head
+from tests.attention_twin import PART_BITS, quantize_mean, quantize_queries
+from tests.attention_whole import Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head
 
 SUBNORMAL, NORMAL, EXTREME = "subnormal", "normal", "extreme"
 
 
 class Kind(NamedTuple):
-    """How a stream is coded. bits: 16 is raw rows, of float16 with `half`. style: of scales and zeros, or of rows."""
+    """How a stream is coded. bits: 16 is raw rows, of float16 with `half`. style: of scales and zeros, or of rows.
+
+    terms: above 0 are codes over a dictionary of `atoms` atoms, whose vectors have a mean or none.
+    """
 
     bits: int
     by_channel: bool = False
@@ -27,6 +30,20 @@ class Kind(NamedTuple):
     symmetric: bool = False
     half: bool = False
     style: str = NORMAL
+    terms: int = 0
+    atoms: int = 0
+    mean: bool = False
+    sets: bool = False
+    low: int = 0
+
+
+def coded_kind(bits, by_channel, group, symmetric, style=NORMAL):
+    """Kind, whose fields hypothesis would fill as it likes."""
+    return Kind(bits, by_channel, group, symmetric, style=style)
+
+
+def raw_kind(half, style):
+    return Kind(16, half=half, style=style)
 
 
 class Problem(NamedTuple):
@@ -41,6 +58,7 @@ class Problem(NamedTuple):
     q: np.ndarray
     scale: float
     width: int
+    dictionaries: dict
 
 
 def pad(n, to):
@@ -73,8 +91,41 @@ def make_rows(rng, shape, kind):
     return np.where(rng.random(shape) < 0.1, 0, rows).astype(np.int64)
 
 
-def make_record(rng, kind, tokens, dim, channel_lane):
+def make_dictionary(rng, kind, dim):
+    """(atoms as twins have them, mean as float32, or None)."""
+    atoms = np.zeros((kind.atoms, pad(dim, 16)), np.int64)
+    atoms[:, :dim] = rng.integers(-128, 128, (kind.atoms, dim))
+    if kind.style == EXTREME:
+        atoms[:, :dim] = rng.choice([-128, 127], (kind.atoms, dim)) * np.sign(rng.standard_normal(dim)).astype(int)
+        atoms = atoms.clip(-128, 127)
+    if not kind.mean:
+        return Atoms(atoms), None
+    mean = (rng.standard_normal(dim) * 2.0 ** rng.integers(-20, 3)).astype(np.float32)
+    numbers, power = quantize_mean(mean.tolist())
+    return Atoms(atoms, np.array(numbers + [0] * (-dim % 16)), power), mean
+
+
+def make_sparse_record(rng, kind, tokens, dim, dictionaries):
+    """One head of a record of codes over a dictionary. dictionaries: those that were made."""
+    key = kind.atoms, kind.mean, kind.style == EXTREME, dim
+    if key not in dictionaries:
+        dictionaries[key] = make_dictionary(rng, kind, dim)
+    long, most = pad(tokens, 64), (1 << kind.bits - 1) - 1
+    codes, indices, scales = (np.zeros(shape, np.int64) for shape in ((long, kind.terms), (long, kind.terms), long))
+    indices[:tokens] = rng.integers(0, kind.atoms, (tokens, kind.terms))
+    if kind.sets:
+        indices = np.concatenate([np.sort(indices[:, : kind.low]), np.sort(indices[:, kind.low :])], axis=1)
+    codes[:tokens] = rng.integers(-most, most + 1, (tokens, kind.terms))
+    if kind.style == EXTREME and rng.random() < 0.5:
+        codes[:tokens] = -most - 1
+    scales[:tokens] = make_table(rng, (1, tokens), kind._replace(symmetric=True))[0][0]
+    return Sparse(kind.bits, codes, indices, scales, dictionaries[key][0], kind.sets, kind.low)
+
+
+def make_record(rng, kind, tokens, dim, channel_lane, dictionaries):
     """One head of a record; what is padding is zero."""
+    if kind.terms:
+        return make_sparse_record(rng, kind, tokens, dim, dictionaries)
     wide = pad(dim, 16)
     if kind.bits == 16:
         rows = np.zeros((tokens, wide), np.int64)
@@ -94,20 +145,26 @@ def make_record(rng, kind, tokens, dim, channel_lane):
     return Record(kind.bits, codes, kind.by_channel, kind.group, scales, zeros)
 
 
-def make_pieces(rng, kinds, sizes, dim, heads, channel_lane):
+def make_pieces(rng, kinds, sizes, dim, heads, channel_lane, dictionaries):
     """Pieces of a stream for each head: of sizes[n] tokens, of kind n each, from any token of a record on."""
     pieces, first = [[] for _ in range(heads)], 0
     for kind, size in zip(kinds, sizes, strict=True):
         start = int(rng.choice([0, 0, rng.integers(0, 100)]))
         tokens = start + size + int(rng.integers(0, 20))
         for own in pieces:
-            own.append(Piece(first, first + size, make_record(rng, kind, tokens, dim, channel_lane), start))
+            record = make_record(rng, kind, tokens, dim, channel_lane, dictionaries)
+            own.append(Piece(first, first + size, record, start))
         first += size
     return pieces
 
 
 def widen(record):
     """Numbers of a record's head, float64."""
+    if isinstance(record, Sparse):
+        own = record.dictionary
+        scales = (record.scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        rows = np.einsum("ts,tsd->td", record.codes, own.atoms[record.indices]) * scales[:, None]
+        return rows if own.mean is None else rows + np.ldexp(own.mean, own.power)
     if record.bits == 16:
         dtype = np.float16 if record.half else ml_dtypes.bfloat16
         return record.codes.astype(np.uint16).view(dtype).astype(np.float64)
@@ -140,8 +197,9 @@ def make_problem(
     """kinds, sizes: of each stream its pieces. latent: the second stream is scored too, its tiles are token-lane."""
     rng = np.random.default_rng(seed)
     uses = [(dims[0], True, False, True), (dims[1], latent, True, latent)]
+    dictionaries: dict = {}
     heads = [
-        make_pieces(rng, kinds[n], sizes[n], dims[n], kv_heads, channel_lane=not uses[n][3]) for n in range(len(dims))
+        make_pieces(rng, kinds[n], sizes[n], dims[n], kv_heads, not uses[n][3], dictionaries) for n in range(len(dims))
     ]
     q = rng.standard_normal((kv_heads * per_head, sum(dims) if latent else dims[0]))
     if q_style == EXTREME:
@@ -150,7 +208,7 @@ def make_problem(
     tokens = sum(sizes[0])
     cuts = np.unique(rng.integers(0, tokens + 1, 4)).tolist()
     ranges = [(0, tokens)] if seed % 2 else [*zip(cuts[:-1:2], cuts[1::2], strict=False)]
-    problem = Problem(heads, uses, ranges, q, 1.0, width)
+    problem = Problem(heads, uses, ranges, q, 1.0, width, dictionaries)
     return problem._replace(scale=choose_scale(problem, spread))
 
 
@@ -188,7 +246,34 @@ def hold_at_an_edge(body, n):
     return array[begin : begin + len(body)]
 
 
-def lay(pieces, use, forms, kept, hold_):
+def lay_sparse(records, tokens, dim, dictionaries):
+    """Bytes of the heads of a record over a dictionary, and its form."""
+    from kvcodec.attention.dictionaries import atoms_of
+    from kvcodec.attention.strips import sparse_form
+    from kvcodec.sparse_spec import SparseCodes
+
+    own, one = dictionaries[id(records[0].dictionary)], records[0]
+    codes = SparseCodes(one.codes.shape[1], one.bits, one.sets, one.low, size=own.size)
+    form = sparse_form(codes, tokens, atoms_of(own))
+    body = b"".join(lay_sparse_head(record, tokens) for record in records)
+    assert form.head_stride * len(records) == len(body)
+    return body, form
+
+
+def make_dictionaries(problem):
+    """Dictionary of kvcodec for each of a problem's, by the identity of the twins' one."""
+    from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.layout import StreamId
+
+    return {
+        id(own): Dictionary(
+            own.atoms[:, :dim].astype(np.int8), ((0, StreamId.K),), np.zeros(0, np.float32) if mean is None else mean
+        )
+        for (_, _, _, dim), (own, mean) in problem.dictionaries.items()
+    }
+
+
+def lay(pieces, use, forms, kept, hold_, dictionaries):
     """Spans of a stream, whose bytes are laid into memory."""
     from kvcodec.attention.strips import Spans, grouped_form, raw_form
     from kvcodec.layout import Axis, CodecId, DtypeId, StreamId
@@ -200,6 +285,8 @@ def lay(pieces, use, forms, kept, hold_):
         if record.bits == 16:
             body = np.stack([p.record.codes for p in same], axis=1).astype("<u2").tobytes()  # token by token
             form = raw_form(2 * wide, 2 * wide * len(same), DtypeId.FLOAT16 if record.half else DtypeId.BFLOAT16)
+        elif isinstance(record, Sparse):
+            body, form = lay_sparse([p.record for p in same], tokens, use[0], dictionaries)
         else:
             codec = {8: CodecId.INT8, 4: CodecId.INT4, 2: CodecId.INT2}[record.bits]
             axis = Axis.CHANNEL if record.by_channel else Axis.TOKEN
@@ -223,7 +310,10 @@ def run(problem, threads=1, hold_=hold):
 
     forms: list[Any] = []
     kept: list[Any] = []
-    spans = [lay(pieces, use, forms, kept, hold_) for pieces, use in zip(problem.heads, problem.uses, strict=True)]
+    made = make_dictionaries(problem)
+    spans = [
+        lay(pieces, use, forms, kept, hold_, made) for pieces, use in zip(problem.heads, problem.uses, strict=True)
+    ]
     strips = cut_strips(spans, np.array(problem.ranges, np.int64).reshape(-1, 2))
     queries = quantize(problem.q[None], tuple(dim for dim, scored, _, _ in problem.uses if scored), problem.scale)
     uses = tuple(StreamUse(*use) for use in problem.uses)
@@ -233,20 +323,26 @@ def run(problem, threads=1, hold_=hold):
 
 def score(problem):
     """Logits of each query head, of the first stream alone: by kvcodec and by the twin."""
+    from kvcodec.attention.dictionaries import Products, used_dictionaries
     from kvcodec.attention.query import quantize_queries as quantize
     from kvcodec.attention.strips import cut_strips
     from kvcodec.kernels.attend import score_strips
     from kvcodec.kernels.forms import scratch_bytes
+    from kvcodec.kernels.lookup import make_tables
 
     (dim, *_), forms, kept = problem.uses[0], [], []
-    spans = lay(problem.heads[0], problem.uses[0], forms, kept, hold)
+    made = make_dictionaries(problem)
+    spans = lay(problem.heads[0], problem.uses[0], forms, kept, hold, made)
     strips = cut_strips([spans], np.array(problem.ranges, np.int64).reshape(-1, 2))
-    numbers, shifts, factors = (a[0] for a in quantize(problem.q[None, :, :dim], (dim,), problem.scale))
+    queries = quantize(problem.q[None, :, :dim], (dim,), problem.scale)
     tables = np.array(forms, np.int64), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
     per_head, widest = len(problem.q) // len(problem.heads[0]), pad(dim, 16)
+    products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, len(problem.heads[0]))
+    make_tables(products.jobs, *queries, np.empty(products.work_bytes, np.uint8))
     memory = np.empty(scratch_bytes(widest, 1), np.uint8)
     logits = np.empty((len(problem.q), strips[:, 0].sum()), np.int32)
-    score_strips(strips, *tables, numbers, shifts, factors, problem.width, per_head, widest, memory, logits)
+    own = (a[0] for a in queries)
+    score_strips(strips, *tables, products.lookups, *own, problem.width, per_head, widest, memory, logits)
     wanted = []
     for h, q in enumerate(problem.q[:, :dim]):
         query = Query(*quantize_queries(q, [dim], problem.scale), problem.width)

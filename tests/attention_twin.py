@@ -171,6 +171,87 @@ def weigh_rows(rows, half, weights, exponents):
     return [sum(x * w for x, w in zip(column, weights, strict=True)) for column in zip(*aligned, strict=True)]
 
 
+# -- codes over a dictionary ------------------------------------------------------------------------------------------
+
+
+def quantize_mean(mean):
+    """(a mean's channels as integers, the power of two that they are multiplied by)."""
+    power = math.frexp(max(abs(x) for x in mean))[1] - 22
+    return [round(math.ldexp(x, -power)) for x in mean], power
+
+
+def multiply_atoms(numbers, atoms):
+    """(a query's products with atoms (N, dim), 16 bits; their exponent)."""
+    weights, exponent = fold_numbers(numbers, 15 if len(numbers) > 512 else 16)
+    products, shift = round_weights([int(n) for n in atoms.astype(np.int64) @ np.array(weights)], 16)
+    return products, exponent + shift
+
+
+def score_mean(numbers, mean, shift, factor):
+    """What a mean of integers adds to each logit."""
+    return scale_logit(sum(n * int(m) for n, m in zip(numbers, mean, strict=True)), shift, factor)
+
+
+def look_up(products, indices, coefficients):
+    """Sums of coefficients (tokens, terms) times products, int32."""
+    rows = zip(indices.tolist(), coefficients.tolist(), strict=True)
+    return [signed(sum(c * products[i] for i, c in zip(*row, strict=True)), 32) for row in rows]
+
+
+def scale_total(total, scale, left, factor):
+    """What a token's sum of products adds to its logit."""
+    multiplier, left = mantissa(scale) * (factor >> 8), clamp(left, -1024, 1024) + (scale >> 7)
+    if multiplier < 2**30:
+        multiplier, left = 2 * multiplier, left - 1
+    left = clamp(left, -31, 30)
+    if left >= 0:
+        total = clamp(total, -(2**31 - 1 >> left), 2**31 - 1 >> left)
+    return clamp(shift_left(total, left) * multiplier >> 32, -LIMIT, LIMIT)
+
+
+class Buckets:
+    """What tokens leave of a query head until the atoms are multiplied."""
+
+    def __init__(self, atoms):
+        self.exponent, self.numbers, self.shares = EMPTY, [0] * atoms, State(0)
+
+
+def fill_buckets(buckets, indices, coefficients, scales, shares, exponent):
+    """Add codes (tokens, terms), times shares of 2**exponent and scales."""
+    weights, power = fold_scales(shares, scales, 16)
+    unit = exponent + power - 134 - 16
+    if unit > buckets.exponent:
+        if buckets.exponent > EMPTY:
+            buckets.numbers = [n >> min(unit + 4 - buckets.exponent, 63) for n in buckets.numbers]
+        buckets.exponent = unit + 4
+    for weight, row, codes in zip(weights, indices.tolist(), coefficients.tolist(), strict=True):
+        for i, code in zip(row, codes, strict=True):
+            buckets.numbers[i] += (weight << 16 >> min(buckets.exponent - unit, 31)) * code
+    count_shares(buckets.shares, exponent, sum(shares))
+
+
+def empty_buckets(buckets, atoms, mean, power, state):
+    """Add buckets to outputs: times the atoms, and the shares times a mean of integers times 2**power."""
+    shares = buckets.shares
+    if not shares.total:
+        return
+    shift = max(max(abs(n) for n in buckets.numbers).bit_length() - 29, 0)
+    numbers = [round_half(n, shift) for n in buckets.numbers]
+    totals = [sum(n * int(a) for n, a in zip(numbers, column, strict=True) if n) for column in atoms.T]
+    add_totals(state, totals, buckets.exponent - 16 + shift)
+    if mean is not None:
+        spare = max(shares.total.bit_length() - 31, 0)
+        add_totals(state, [(shares.total >> spare) * int(m) for m in mean], shares.top - 36 + spare + power)
+
+
+def add_totals(state, totals, exponent):
+    """Add totals * 2**exponent to all outputs."""
+    if any(totals):
+        raise_outputs(state, exponent + max(abs(t) for t in totals).bit_length())
+        left = max(47 - state.scale + exponent, -63)
+        state.outputs = [x + shift_left(t, left) for x, t in zip(state.outputs, totals, strict=True)]
+
+
 # -- softmax ---------------------------------------------------------------------------------------------------------
 
 

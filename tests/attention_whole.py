@@ -13,17 +13,24 @@ from tests.attention_twin import (
     add_logit,
     add_logits,
     add_outputs,
+    Buckets,
     add_weights,
     count_shares,
     dot_tiles,
+    empty_buckets,
+    fill_buckets,
     fold_numbers,
     fold_scales,
+    look_up,
     mantissa,
     merge_state,
+    multiply_atoms,
     raise_outputs,
     read_zeros,
     scale_by_rows,
     scale_logit,
+    scale_total,
+    score_mean,
     score_rows,
     shift_left,
     weigh_logits,
@@ -51,12 +58,42 @@ class Record(NamedTuple):
     half: bool = False
 
 
+class Atoms(NamedTuple):
+    """A dictionary in plain numbers: int (N, dim) and a mean of integers times 2**power, or None; channels padded to
+    16.
+    """
+
+    atoms: np.ndarray
+    mean: np.ndarray | None = None
+    power: int = 0
+
+
+class Sparse(NamedTuple):
+    """One head of a record of codes over a dictionary; tokens padded to 64.
+
+    codes: coefficients (tokens, terms), of `bits` bits. scales: bfloat16 bits of each token. sets, low: how the indices
+    are kept.
+    """
+
+    bits: int
+    codes: np.ndarray
+    indices: np.ndarray
+    scales: np.ndarray
+    dictionary: Atoms
+    sets: bool = False
+    low: int = 0
+
+
+def channels_of(record):
+    return (record.dictionary.atoms if isinstance(record, Sparse) else record.codes).shape[1]
+
+
 class Piece(NamedTuple):
     """Tokens first … end - 1 of a sequence are the tokens of a record from `start` on."""
 
     first: int
     end: int
-    record: Record
+    record: Record | Sparse
     start: int = 0
 
 
@@ -103,9 +140,24 @@ def score_by_token(record, start, tokens, at, count, query, logits):
         channel = end
 
 
+def score_codes(record, span, query, logits):
+    own = record.dictionary
+    products, exponent = multiply_atoms(query.numbers, own.atoms)
+    mean = 0
+    if own.mean is not None:
+        mean = score_mean(query.numbers, own.mean, query.shift + own.power + 48, query.factor)
+    totals = look_up(products, record.indices[span], record.codes[span])
+    for t, scale in enumerate(record.scales[span].tolist()):
+        part = scale_total(totals[t], scale, query.shift + exponent - 134 + 48 + 8, query.factor)
+        logits[t] = add_logit(add_logit(logits[t], mean), part)
+
+
 def score_strip(record, start, tokens, query, logits):
-    """Add a stream's part of the logits, 256 channels after the other."""
-    dim = record.codes.shape[1]
+    """Add a stream's part of the logits, 256 channels after the other; of codes over a dictionary all at once."""
+    dim = channels_of(record)
+    if isinstance(record, Sparse):
+        score_codes(record, slice(start, start + tokens), query._replace(numbers=query.numbers[:dim]), logits)
+        return
     for at in range(0, dim, SEGMENT):
         count = min(SEGMENT, dim - at)
         if record.bits == 16:
@@ -173,8 +225,10 @@ def value_strip(record, start, tokens, shares, exponent, state):
     take(record, begin, end, padded, exponent, state)
 
 
-def attend_strip(tokens, places, query, state):
-    """places: a (record, start, scored, valued, first number of the query) for each stream."""
+def attend_strip(tokens, places, query, state, held):
+    """places: a (record, start, scored, valued, first number of the query) for each stream. held: a dictionary and the
+    buckets of its atoms, or None; those after the strip are returned.
+    """
     logits = [0] * tokens
     for record, start, scored, valued, at in places:
         if scored:
@@ -182,7 +236,25 @@ def attend_strip(tokens, places, query, state):
         if valued:
             exponent, shares = weigh_logits(logits)
             count_shares(state, exponent, sum(shares))
-            value_strip(record, start, tokens, shares, exponent, state)
+            if isinstance(record, Sparse):
+                held = hold_codes(record, slice(start, start + tokens), shares, exponent, state, held)
+            else:
+                value_strip(record, start, tokens, shares, exponent, state)
+    return held
+
+
+def hold_codes(record, span, shares, exponent, state, held):
+    if held is None or held[0] is not record.dictionary:
+        empty_held(held, state)
+        held = record.dictionary, Buckets(len(record.dictionary.atoms))
+    fill_buckets(held[1], record.indices[span], record.codes[span], record.scales[span].tolist(), shares, exponent)
+    return held
+
+
+def empty_held(held, state):
+    if held is not None:
+        own, buckets = held
+        empty_buckets(buckets, own.atoms, own.mean, own.power, state)
 
 
 # -- a whole attention -----------------------------------------------------------------------------------------------
@@ -220,18 +292,19 @@ def find_places(streams, uses, token):
     for pieces, (scored, valued) in zip(streams, uses, strict=True):
         piece = next(p for p in pieces if p.first <= token < p.end)
         places.append((piece.record, piece.start + token - piece.first, scored, valued, at))
-        at += piece.record.codes.shape[1] if scored else 0
+        at += channels_of(piece.record) if scored else 0
     return places
 
 
 def attend(streams, uses, ranges, query):
     """State of one query head. streams: the pieces of each; uses: (scored, valued) of each, the valued one last."""
-    width = streams[-1][0].record.codes.shape[1] if streams[-1] else 0
+    width = channels_of(streams[-1][0].record) if streams[-1] else 0
     state, strips = State(width), cut_ranges(streams, ranges)
     for n in range(0, len(strips), CHUNK):
-        chunk = State(width)
+        chunk, held = State(width), None
         for first, end in strips[n : n + CHUNK]:
-            attend_strip(end - first, find_places(streams, uses, first), query, chunk)
+            held = attend_strip(end - first, find_places(streams, uses, first), query, chunk, held)
+        empty_held(held, chunk)
         merge_state(state, chunk)
     return state
 
@@ -266,3 +339,35 @@ def lay_head(record, channel_lane):
     tables = [record.scales.astype("<u2")] + ([] if record.zeros is None else [record.zeros.astype("<i2")])
     body = b"".join(table.tobytes() + bytes(-table.nbytes % 64) for table in tables)
     return body + pack_tiles(record.codes, record.bits, channel_lane)
+
+
+def pack_set(numbers, size):
+    """Bytes of the code of numbers that do not descend: formats/dictionary.md."""
+    low = max(size // len(numbers), 1).bit_length() - 1
+    bits = sum((n & (1 << low) - 1) << low * j for j, n in enumerate(numbers))
+    bits |= sum(1 << len(numbers) * low + (n >> low) + j for j, n in enumerate(numbers))
+    length = len(numbers) * (low + 1) + (size - 1 >> low)
+    return bits.to_bytes(-(-length // 8), "little")
+
+
+def pack_row(record, token):
+    """Bytes of a row's indices and coefficients."""
+    indices, codes = record.indices[token].tolist(), record.codes[token].tolist()
+    size, mask = len(record.dictionary.atoms), (1 << record.bits) - 1
+    packed = b"".join(n.to_bytes(2, "little") for n in indices)
+    if record.sets:
+        packed = b"".join(pack_set(tier, size) for tier in (indices[: record.low], indices[record.low :]) if tier)
+    bits = sum((c & mask) << record.bits * j for j, c in enumerate(codes))
+    return packed, bits.to_bytes(-(-len(codes) * record.bits // 8), "little")
+
+
+def lay_sparse_head(record, tokens):
+    """Bytes of one head of a GROUP record of codes over a dictionary; rows behind `tokens` are zeros."""
+    body = record.scales.astype("<u2").tobytes()
+    rows = [pack_row(record, t) for t in range(tokens)]
+    width = len(rows[0][0]), len(rows[0][1])
+    rows += [tuple(bytes(n) for n in width)] * (len(record.codes) - tokens)
+    for first in range(0, len(rows), 64):
+        indices, codes = (np.array([list(row[k]) for row in rows[first : first + 64]], np.uint8) for k in range(2))
+        body += (indices.T if record.sets else indices.view("<u2").T).tobytes() + codes.T.tobytes()
+    return body

@@ -174,7 +174,10 @@ def read_chunk(log, header):
 
 def read_codes(rows, spec):
     """Scale, indices and coefficients of rows over a dictionary (n, row bytes)."""
-    codes = unpack_rows(rows, spec)
+    return as_lists(unpack_rows(rows, spec))
+
+
+def as_lists(codes):
     columns = codes.scales, codes.indices, codes.coefficients
     return [list(row) for row in zip(*(x.tolist() for x in columns), strict=True)]
 
@@ -182,8 +185,9 @@ def read_codes(rows, spec):
 def read_rule(rule):
     spec, policy = rule.policy.spec, rule.policy
     own = [rule.stream, spec.codec, spec.axis, spec.flags, spec.group, rule.layers.start, len(rule.layers)]
-    codes = spec.sparse
-    sparse = [codes.basis, codes.size, codes.error, codes.atoms, codes.low, codes.bits] if codes else [bytes(16)] + 5 * [0]
+    sparse = [bytes(16), 0, 0, 0, 0, 0]
+    if codes := spec.sparse:
+        sparse = [codes.basis, codes.size, codes.error, codes.atoms, codes.low, codes.bits]
     return [*map(int, own), policy.residual, policy.sinks, *sparse]
 
 
@@ -231,8 +235,8 @@ def read_sidecar(path, device):
 # -- the parser's word ---------------------------------------------------------------------------------------------
 
 
-def parse_log(parser, data, sidecar=None, *, bodies=True):
-    """The same tree as read_log, from nothing but bytes and the description; on demand without bodies of records."""
+def parse_log(parser, data, sidecar=None, *, bodies=None):
+    """The same tree as read_log, from nothing but bytes and the description. bodies: of records of some kinds alone."""
     log = parser.from_bytes(data)
     fields = ("page_bytes", "unit_bytes", "block_bytes", "rated_cycles", "read_ns", "program_ns", "erase_ns")
     return {
@@ -282,6 +286,10 @@ def walk(log):
 
 def parse_frame(parser, block, frame, bodies):
     records = frame.records.places if frame.records else []
+
+    def wanted(record):
+        return bodies is None or record.header.kind in bodies
+
     return {
         "block": block.number,
         "offset": frame.offset,
@@ -291,7 +299,7 @@ def parse_frame(parser, block, frame, bodies):
             {
                 "offset": place.offset,
                 "header": parse_record_header(place.record.header),
-                "body": parse_body(parser, place.record) if bodies else None,
+                "body": parse_body(parser, place.record) if wanted(place.record) else None,
             }
             for place in records
         ],

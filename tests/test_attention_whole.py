@@ -15,7 +15,19 @@ from hypothesis import strategies as st
 from kvcodec.attention.query import quantize_queries
 from kvcodec.attention.strips import Spans, cut_strips
 from tests import attention_twin, attention_whole
-from tests.attention_problems import EXTREME, NORMAL, SUBNORMAL, Kind, make_problem, run, score, small_problems, solve
+from tests.attention_problems import (
+    EXTREME,
+    NORMAL,
+    SUBNORMAL,
+    Kind,
+    coded_kind,
+    make_problem,
+    raw_kind,
+    run,
+    score,
+    small_problems,
+    solve,
+)
 from tests.attention_whole import Piece, Record
 
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -29,8 +41,8 @@ GROUPS = [16, 32, 48, 64, 80, 96, 112, 128]
 def kinds_of(*styles):
     groups = st.sampled_from([8, 4, 2]), st.booleans(), st.sampled_from(GROUPS), st.booleans()
     return st.one_of(
-        st.builds(Kind, *groups, style=st.sampled_from(styles)),
-        st.builds(Kind, st.just(16), half=st.booleans(), style=st.sampled_from(styles)),
+        st.builds(coded_kind, *groups, st.sampled_from(styles)),
+        st.builds(raw_kind, st.booleans(), st.sampled_from(styles)),
     )
 
 

@@ -7,21 +7,39 @@ import functools
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from kaitaistruct import KaitaiStructError, ValidationFailedError
+from kaitaistruct import KaitaiStream, KaitaiStructError, ValidationFailedError
 
 from kvcodec import layout
+from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.planes import pack_rows
+from kvcodec.codecs.pursuit import empty_codes
 from kvcodec.codecs.rows import GroupedRows
+from kvcodec.codecs.sparse import SparseRows
 from kvcodec.flash.device import Device
 from kvcodec.layout import Axis, CodecId, Kind, StreamId
+from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import GROUPED_CODECS, CodecSpec
-from tests.ksy_rows import coded_rows, decode_row, read_all, records
-from tests.ksy_trees import Witness, differences, in_use, parse_log, read_log, view_struct, walk
+from tests.ksy_rows import coded_rows, decode_row, decode_vectors, dictionaries, read_all, records, rows_over
+from tests.ksy_trees import (
+    Witness,
+    as_lists,
+    differences,
+    in_use,
+    parse_body,
+    parse_log,
+    parse_vector,
+    read_log,
+    view_struct,
+    walk,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "formats" / "kvlog.ksy"
@@ -30,6 +48,7 @@ GOLDEN = ROOT / "tests" / "golden"
 INDEX = json.loads((GOLDEN / "index.json").read_text(encoding="utf-8"))
 GOOD = [entry for entry in INDEX if "error" not in entry]
 EXAMPLE = GOLDEN / "worked-example.kvlog"
+SPARSE = GOLDEN / "dictionary-sets.kvlog"
 
 
 @pytest.fixture(scope="session")
@@ -105,11 +124,33 @@ def test_golden_logs_hold_what_the_description_describes(parser):
             if kind == parser.RecordKind.step:
                 rows.add((int(own.codec), own.is_symmetric))
     both, grouped = (False, True), set(GROUPED_CODECS)
-    assert kinds >= set(layout.HEADERS) - {Kind.MODEL}  # `records` keeps MODEL to itself
+    assert kinds >= set(layout.HEADERS) - {Kind.MODEL, Kind.DICTIONARY}  # of no sequence: `records` leaves them out
     assert {(CodecId.RAW, lane, Axis.NONE, False) for lane in both} <= groups
     assert {(c, lane, a) for c in grouped for lane in both for a in (1, 2)} <= {g[:3] for g in groups}
     assert {(c, lane, s) for c in grouped for lane in both for s in both} <= {(g[0], g[1], g[3]) for g in groups}
     assert {(c, s) for c in grouped for s in both} | {(CodecId.RAW, False)} <= rows
+
+
+def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser):
+    """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean and without one."""
+    forms, bounds, rows, means, firsts = set(), set(), set(), set(), set()
+    for name in {entry["name"] for entry in GOOD if entry["name"].startswith("dictionary")}:
+        log = parser.from_bytes((GOLDEN / name).read_bytes())
+        means |= {bool(mean.any()) for _, mean in dictionaries(parser, log).values()}
+        for record in (place.record for _, frame in walk(log) for place in frame.records.places):
+            own, kind = record.header.fields, record.header.kind
+            if kind == parser.RecordKind.dictionary:
+                firsts.add((own.first_atom > 0, own.uses > 1))
+            elif kind == parser.RecordKind.rows:
+                rows.add((own.layers > 1, own.streams.bit_count() > 1, own.sparse.has_sets))
+            elif kind == parser.RecordKind.group and own.sparse.is_used:
+                forms.add((own.sparse.has_sets, own.sparse.low_atoms > 0))
+                bounds.add((own.sparse.error_bound, own.sparse.atoms))
+    assert forms == {(False, False), (False, True), (True, False), (True, True)}
+    assert len(bounds) > len({bound for bound, _ in bounds}) > 1  # records of different atoms under one bound
+    assert means == {False, True}
+    assert {(False, False), (True, False), (False, True)} <= firsts  # atoms that go on in another record; several uses
+    assert {(False, False, False), (False, False, True), (True, True, True)} <= rows
 
 
 # -- every row, without the reader ---------------------------------------------------------------------------------
@@ -139,36 +180,89 @@ def test_coded_rows_are_what_the_codec_decodes(name, parser):
     assert seen
 
 
+def test_rows_over_a_dictionary_are_what_the_codec_decodes(parser):
+    """As float32 too."""
+    log, seen = parser.from_bytes(SPARSE.read_bytes()), 0
+    sets = dictionaries(parser, log)
+    for record, layers, _ in records(parser, log):
+        own, at = record.header.fields, 0
+        if record.header.kind != parser.RecordKind.rows:
+            continue
+        spec = CodecSpec(CodecId.DICTIONARY, Axis.TOKEN, own.group, sparse=spec_of(own.sparse))
+        for (layer, stream), rows in rows_over(parser, own, record.body, layers):
+            atoms, mean = sets[own.sparse.basis_hash, layer, stream]
+            codec = SparseRows(spec, Dictionary(atoms, ((layer, StreamId(stream)),), mean))
+            size = len(rows) * spec.sparse.row_bytes
+            body = np.frombuffer(record.body.rows, np.uint8, size, at).reshape(len(rows), 1, -1)
+            ours = codec.decode(body, atoms.shape[1], layout.DtypeId.BFLOAT16, as_float32=True)
+            assert np.array_equal(ours[:, 0], decode_vectors(rows, atoms, mean))
+            at, seen = at + size, seen + 1
+    assert seen
+
+
+def spec_of(fields):
+    """What the fields of dictionaries say, to the codec."""
+    own = fields.atoms, fields.coefficient_bits, fields.has_sets, fields.low_atoms, fields.error_bound
+    return SparseCodes(*own, fields.dictionary_atoms, fields.basis_hash)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        SparseCodes(1, 4, True, size=65536), SparseCodes(8, 6, True, size=1024), SparseCodes(32, 5, True, size=31),
+        SparseCodes(9, 8, True, 1, size=4095), SparseCodes(16, 6, True, 4, size=2048), SparseCodes(3, 5, True, size=1),
+        SparseCodes(32, 8, False, 31, size=65536),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_codes_of_all_shapes_are_what_was_packed(codes, parser):
+    """Sets with as few and with as many low bits as there can be, and fields that end within bytes."""
+    random, most = np.random.default_rng(codes.atoms), (1 << (codes.bits - 1)) - 1
+    own, shape = empty_codes(20, codes.atoms), (20, codes.atoms)
+    own.indices[:] = random.integers(0, codes.size, shape)
+    own.indices[:3] = np.array([[0], [codes.size - 1], [codes.size // 2]])
+    own.coefficients[:], own.counts[:] = random.integers(-most, most + 1, shape), codes.atoms
+    own.scales[:] = random.integers(0, 0x7F80, 20)
+    packed = pack_rows(own, codes)  # sorts sets, in `own` too
+    numbers = codes.size, 0, codes.atoms, codes.low, codes.bits
+    head = struct.pack("<16sIHBBB", b"\1" * 16, *numbers)
+    fields = parser.SparseFields(True, 2 if codes.sets else 0, KaitaiStream(BytesIO(head)))
+    theirs = [parse_vector(parser.SparseRow(fields, KaitaiStream(BytesIO(row.tobytes())))) for row in packed]
+    assert theirs == as_lists(own)
+
+
 # -- they disagree where a byte is another -------------------------------------------------------------------------
 
 
 BODY_SHAPE = {
     "kind", "header_bytes", "body_bytes", "layers", "name_bytes", "policies", "codec", "axis", "flags", "group",
-    "heads", "head_dim", "tokens", "metadata_bytes", "code_bytes",
+    "heads", "head_dim", "tokens", "metadata_bytes", "code_bytes", "dictionary_atoms", "atoms", "low_atoms",
+    "coefficient_bits", "first_atom", "chunk", "uses", "mean",
 }  # with another one the body cannot be parsed  # fmt: skip
 STRUCTS = [
     "superblock-0", "superblock-1", "spare-slot", "block-header", "frame-header", "frame-trailer", "model",
     "model-layer", "sequence", "policy", "group-int4-k", "group-int4-v", "group-raw-k", "step", "drop", "sidecar",
-    "sidecar-entry",
+    "sidecar-entry", "sparse-dictionary", "sparse-dictionary-use", "sparse-policy", "sparse-group-dictionary-k",
+    "sparse-rows",
 ]  # fmt: skip
+KNOWN = {"sparse-policy": "basis_hash", "sparse-group-dictionary-k": "basis_hash"}  # up to there as in the example
+SMALL = frozenset({Kind.MODEL, Kind.SEQUENCE, Kind.DICTIONARY})  # bodies that hold structs
 
 
 @functools.cache
-def example_tree(bodies):
-    """What the reader makes of the worked example, with or without bodies of records."""
-    tree, _ = read_log(EXAMPLE)
-    if bodies:
-        return tree
-    return tree | {"frames": [f | {"records": [r | {"body": None} for r in f["records"]]} for f in tree["frames"]]}
+def example_tree(log, bodies=None):
+    """What the reader makes of a log, with bodies of all records, or of some kinds."""
+    tree = read_log(log)[0]
+    for record in (record for frame in tree["frames"] for record in frame["records"]):
+        record["body"] = record["body"] if bodies is None or record["header"]["kind"] in bodies else None
+    return tree
 
 
 @functools.cache
 def example_structs():
-    """name: (dtype, offset, path in the tree, fields whose change is seen elsewhere) of structs of the example."""
-    tree = example_tree(True)
+    """name: (log, dtype, offset, path in the tree, fields whose change is seen elsewhere) of structs of two logs."""
     first_block = layout.SUPERBLOCKS * layout.SUPERBLOCK_BYTES
-    base = first_block + layout.FILE_ALIGNMENT  # behind 128 slots
-    chain = {"magic", "length", "number", "previous"}
+    base = first_block + layout.FILE_ALIGNMENT
     out = {
         "superblock-0": (layout.SUPERBLOCK, 0, ".superblocks.0", {"unit_bytes", "block_bytes"}),
         "superblock-1": (layout.SUPERBLOCK, layout.SUPERBLOCK_BYTES, ".superblocks.1", set()),
@@ -176,8 +270,18 @@ def example_structs():
         "block-header": (layout.BLOCK_HEADER, base, ".blocks.0.header", set()),
         "sidecar": (layout.SIDECAR, 0, ".sidecar.header", {"records"}),
         "sidecar-entry": (layout.SIDECAR_ENTRY, layout.SIDECAR.itemsize, ".sidecar.entries.0", set()),
+        **frame_structs(example_tree(EXAMPLE), base),
     }
+    sparse = {f"sparse-{name}": struct for name, struct in frame_structs(example_tree(SPARSE), base).items()}
+    return {n: (EXAMPLE, *struct) for n, struct in out.items()} | {n: (SPARSE, *struct) for n, struct in sparse.items()}
+
+
+def frame_structs(tree, base):
+    """Those of the frames in block 0, whose data begin at `base`, behind 128 slots."""
+    out, chain = {}, {"magic", "length", "number", "previous"}
     for i, frame in enumerate(tree["frames"]):
+        if frame["block"]:
+            continue
         at, end = base + frame["offset"], base + frame["offset"] + frame["header"]["length"]
         out["frame-header"] = layout.FRAME_HEADER, at, f".frames.{i}.header", chain
         out["frame-trailer"] = layout.FRAME_TRAILER, end - 8, f".frames.{i}.trailer", chain
@@ -193,13 +297,15 @@ def example_structs():
                 out["model-layer"] = layout.MODEL_LAYER, body, f"{path}.body", set()
             if kind == Kind.SEQUENCE:
                 out["policy"] = layout.POLICY, body, f"{path}.body.policies.0", set()
+            if kind == Kind.DICTIONARY:
+                out["dictionary-use"] = layout.DICTIONARY_USE, body, f"{path}.body.uses.0", set()
     return out
 
 
-def see(parser, data, sidecar, *, bodies):
-    """Differences of changed bytes to what the reader makes of the unchanged ones, or why they do not parse."""
+def see(ours, parse):
+    """Differences of what is parsed to what the reader makes of the unchanged bytes, or why it does not parse."""
     try:
-        return differences(example_tree(bodies), parse_log(parser, bytes(data), bytes(sidecar), bodies=bodies))
+        return differences(ours, parse())
     except ValidationFailedError as error:
         return [f"not valid: {error}"]
     except (KaitaiStructError, EOFError, ArithmeticError, AttributeError, IndexError, UnicodeDecodeError) as error:
@@ -219,27 +325,72 @@ def assert_seen(found, path, field, elsewhere):
 @pytest.mark.parametrize("name", STRUCTS)
 def test_a_changed_byte_is_seen(name, parser):
     """Each byte of each struct, one after the other."""
-    dtype, start, path, elsewhere = example_structs()[name]
-    log, index = EXAMPLE.read_bytes(), sidecar_of(EXAMPLE)
-    for field in dtype.names:
+    path, dtype, start, place, elsewhere = example_structs()[name]
+    log, index, bodies = path.read_bytes(), sidecar_of(path), SMALL if ".body" in place else frozenset()
+    for field in dtype.names[dtype.names.index(KNOWN.get(name, dtype.names[0])) :]:
         kind, offset = dtype.fields[field][:2]
         for at in range(start + offset, start + offset + kind.itemsize):
-            data, sidecar = bytearray(log), bytearray(index)
+            data, sidecar = bytearray(log), bytearray(index or b"")
             (sidecar if name.startswith("sidecar") else data)[at] ^= 1
-            assert_seen(see(parser, data, sidecar, bodies=".body" in path), path, field, elsewhere)
+            found = see(
+                example_tree(path, bodies),
+                functools.partial(parse_log, parser, bytes(data), bytes(sidecar), bodies=bodies),
+            )
+            assert_seen(found, place, field, elsewhere)
 
 
-@pytest.mark.parametrize("name", [n for n in STRUCTS if n.startswith("group")])
-def test_a_changed_byte_of_metadata_or_codes_is_seen(name, parser):
-    """Every seventh byte of a GROUP record's body, up to where the padding of its tile begins."""
-    log, start = EXAMPLE.read_bytes(), example_structs()[name][1]
+@pytest.mark.parametrize(("name", "step"), [(n, 29 if "sparse" in n else 7) for n in STRUCTS if "group" in n])
+def test_a_changed_byte_of_metadata_or_codes_is_seen(name, step, parser):
+    """Some bytes of a GROUP record's body, of grouped integers up to where the padding of its tile begins."""
+    path, _, start, place, _ = example_structs()[name]
+    log, (frame, record) = path.read_bytes(), map(int, re.findall(r"\d+", place))
+    ours = example_tree(path)["frames"][frame]["records"][record]
     header = view_struct(np.frombuffer(log, np.uint8), start, layout.GROUP_HEADER)
-    codes = min(int(header["code_bytes"]), 2 * layout.TILE_ROW)  # 16 tokens of 16 channels
+    codes, end = int(header["code_bytes"]), start + 128 + int(header["body_bytes"])
+    codes = codes if "sparse" in name else min(codes, 2 * layout.TILE_ROW)  # 16 tokens of 16 channels
     size = int(header["error_bytes"]) + int(header["metadata_bytes"]) + codes
-    for at in range(start + 128, start + 128 + size, 7):
-        changed = bytearray(log)
+
+    def parse(data):
+        return parse_body(parser, parser.Record(KaitaiStream(BytesIO(data))))
+
+    assert see(ours["body"], functools.partial(parse, log[start:end])) == []
+    for at in range(128, 128 + size, step):
+        changed = bytearray(log[start:end])
         changed[at] ^= 0x11
-        assert see(parser, changed, sidecar_of(EXAMPLE), bodies=True), at
+        assert see(ours["body"], functools.partial(parse, bytes(changed))), at
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("sparse-group-dictionary-k", {
+            "atoms": [0, 33], "low_atoms": [6], "coefficient_bits": [0, 3, 7, 9], "error_bound": [1 << 15],
+            "dictionary_atoms": [0, 65537], "flags": [1, 3, 4], "group": [0, 48, 4160], "axis": [0, 1],
+            "codec": [1, 2, 6], "transform": [1],
+        }),
+        ("sparse-group-raw-k", {"atoms": [1], "dictionary_atoms": [1], "low_atoms": [1], "flags": [2], "axis": [2]}),
+        ("sparse-policy", {"atoms": [0, 33], "low_atoms": [7], "flags": [1, 3], "group": [48], "axis": [1]}),
+        ("sparse-rows", {"atoms": [0, 33], "error_bound": [1 << 15], "flags": [1, 3], "group": [48], "codec": [1, 3]}),
+        ("sparse-dictionary", {
+            "sequence": [1], "atoms": [0, 65537], "chunk": [0, 76], "first_atom": [1], "matrix": [2], "uses": [0],
+            "head_dim": [0, 1025], "transform": [1], "mean": [2],
+        }),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)  # fmt: skip
+def test_the_parser_refuses_fields_of_dictionaries_that_are_out_of_range(name, fields, parser):
+    log, dtype, start = example_structs()[name][:3]
+    for field, value in ((f, value) for f, values in fields.items() for value in values):
+        data = bytearray(log.read_bytes())
+        np.frombuffer(data, dtype, 1, start)[field] = value
+        found = see(None, functools.partial(parse_log, parser, bytes(data), bodies=frozenset()))
+        assert found[0].startswith("not valid"), (field, value, found)
+
+
+@pytest.mark.parametrize("name", ["sparse-no-basis", "index-beyond", "sparse-scale", "set-empty"])
+def test_the_parser_refuses_rows_that_a_reader_must_reject(name, parser):
+    found = see(None, functools.partial(read_all, parser, (GOLDEN / f"{name}.kvlog").read_bytes()))
+    assert found[0].startswith("not "), found
 
 
 # -- the description itself ----------------------------------------------------------------------------------------

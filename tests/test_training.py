@@ -131,6 +131,18 @@ def test_errors_are_those_of_the_int8_atoms_on_held_out_vectors():
     assert measure_errors(own, ArrayVectors(held), 3)[1] == found.error
 
 
+def test_the_codec_codes_over_what_was_trained_in_a_metric():
+    rows = planted(directions(48, 24), 1000, 3, 0.05)
+    half = np.random.default_rng(1).standard_normal((24, 24))
+    found = learn(rows, metric=(half @ half.T / 24 + 0.2 * np.eye(24)).astype(np.float32), epochs=2)
+    own = found.dictionary
+    assert own.atoms.flags.c_contiguous
+    codes = pursue(rows[:250], own, SparseCodes(atoms=3, bits=8, size=own.size))
+    scales = codes.scales.view(ml_dtypes.bfloat16).astype(np.float32)
+    wrong = rows[:250] - np.einsum("ns,nsd->nd", codes.coefficients * scales[:, None], own.atoms[codes.indices] * 1.0)
+    assert np.linalg.norm(wrong) / np.linalg.norm(rows[:250]) == pytest.approx(found.error, rel=0.02)
+
+
 def test_training_stops_when_the_error_no_longer_falls_or_time_is_up():
     rows = planted(directions(32, 16), 800, 2, 0.1)
     found = learn(rows, epochs=60, patience=2, gain=0.05)
@@ -364,9 +376,10 @@ def test_the_metric_is_the_queries_second_moment(dumps, tmp_path):
         moments = [q.T @ q / np.trace(q.T @ q) for q in (d.queries(1).q.reshape(-1, 16).astype(float) for d in (a, b))]
         wanted = (moments[0] + moments[1]) / 2 * 16 + 0.5 * np.eye(16)
         assert np.allclose(query_metric([a, b], [1], 0.5), wanted, atol=1e-4)
-        turned = query_metric([a, b], [1], 0.5, unrotate=True)
-        assert np.trace(turned) == pytest.approx(16 * 1.5, rel=1e-4)
-        assert np.linalg.eigvalsh(turned).min() > 0.4
+        queries, rope = a.queries(1), Rope.of(10_000.0, 16)
+        back = rope.undo(queries.q.transpose(1, 0, 2), queries.positions).reshape(-1, 16).astype(float)
+        wanted = back.T @ back / np.square(back).sum() * 16 + 0.5 * np.eye(16)
+        assert np.allclose(query_metric([a], [1], 0.5, unrotate=True), wanted, atol=1e-4)
     tensors = {f"{s}.0": np.zeros((4, 2, 8), np.float32) for s in "kv"}
     moment = np.stack([np.eye(8), np.diag(np.arange(8))]).astype(np.float32)
     save_file(tensors | {"q_cov.0": moment}, tmp_path / "a.safetensors")
@@ -376,6 +389,28 @@ def test_the_metric_is_the_queries_second_moment(dumps, tmp_path):
     save_file(tensors, tmp_path / "b.safetensors")
     with open_dump(tmp_path / "b.safetensors") as dump, pytest.raises(DumpError, match=r"neither q_cov\.0 nor q\.0"):
         query_metric([dump], [0], 0.1)
+
+
+def test_tensors_for_training_are_checked(tmp_path):
+    tensors = {"k.0": np.zeros((4, 1, 8), np.float32), "v.0": np.zeros((4, 1, 6), np.float32)}
+
+    def metric(moment):
+        save_file(tensors | {"q_cov.0": moment}, tmp_path / "a.safetensors")
+        with open_dump(tmp_path / "a.safetensors") as dump:
+            query_metric([dump], [0], 0.1)
+
+    for moment, error in (
+        (np.zeros((1, 8, 8), np.int32), DtypeError),
+        (np.zeros((2, 8, 8), np.float32), DumpError),
+        (np.zeros((8, 8), np.float32), DumpError),
+        (np.full((1, 8, 8), np.inf, np.float32), DumpError),
+    ):
+        with pytest.raises(error, match=r"'q_cov\.0'"):
+            metric(moment)
+    with pytest.raises(DumpError, match="no metric"):
+        metric(np.zeros((1, 8, 8), np.float32))
+    with open_dump(tmp_path / "a.safetensors") as dump, pytest.raises(ShapeError, match="V has 6 channels, others 8"):
+        DumpVectors([Part(dump, 0, 4)], [(0, StreamId.K), (0, StreamId.V)])
 
 
 def test_a_fingerprint_tells_dumps_apart(tmp_path):
@@ -411,7 +446,10 @@ def test_a_dictionary_for_each_layer_and_stream(dumps, tmp_path):
     assert told["settings"]["atoms"] == 24
     assert steps[-1] == (4000, 4000)
     assert steps == sorted(steps)
-    assert lines[-1].startswith("layer 1 V: done, held-out error 0.")
+    assert [line.partition(" error ")[0] for line in lines[-2:]] == [
+        "layer 1 V: epoch 1, held-out",
+        "layer 1 V: done, held-out",
+    ]
     assert not (tmp_path / f"m.kvdict{SUFFIX}").exists()
 
 
@@ -465,13 +503,26 @@ def test_the_file_hangs_neither_on_threads_nor_on_an_interruption(dumps, tmp_pat
     assert not resumed.exists()
     assert sorted(p.name for p in partial.iterdir()) == ["0.kvdict", "1.kvdict", "job.json"]
     (partial / "1.kvdict").write_bytes(b"torn")
-    with pytest.raises(LogExists, match="resume goes on"):
+    with pytest.raises(SpecError, match=r"\(--resume\) goes on"):
         train_dumps(dumps, resumed, **SMALL)
     with pytest.raises(SpecError, match="was begun with settings"):
         train_dumps(dumps, resumed, **(SMALL | {"atoms": 25}), resume=True)
     report = train_dumps(dumps, resumed, **SMALL, threads=2, resume=True)
     assert report.resumed == 1
     assert resumed.read_bytes() == one.read_bytes()
+    assert not partial.exists()
+
+
+def test_what_an_interrupted_training_left_may_be_begun_anew(dumps, tmp_path):
+    out, partial = tmp_path / "m.kvdict", tmp_path / f"m.kvdict{SUFFIX}"
+    partial.mkdir()
+    assert train_dumps(dumps, out, **SMALL, layers="0", resume=True).resumed == 0  # killed before its job was there
+    partial.mkdir()
+    (partial / "job.json").write_text("{")
+    with pytest.raises(SpecError, match="cannot be gone on with"):
+        train_dumps(dumps, tmp_path / "m.kvdict", **SMALL, layers="0", resume=True, overwrite=True)
+    (partial / "0.kvdict").write_bytes(out.read_bytes())
+    assert train_dumps(dumps, out, **SMALL, layers="0", overwrite=True).resumed == 0
     assert not partial.exists()
 
 
@@ -515,6 +566,8 @@ def test_what_cannot_be_meant_is_refused(dumps, tmp_path):
             train_dumps(dumps, out, **(SMALL | wrong), overwrite=True)
     with pytest.raises(SpecError, match="no dump"):
         train_dumps([], out)
+    with pytest.raises(FileNotFoundError):
+        train_dumps(dumps, tmp_path / "nowhere" / "m.kvdict", **SMALL)
     assert not out.exists()
     out.write_bytes(b"mine")
     with pytest.raises(LogExists):
@@ -531,6 +584,9 @@ def test_bad_dumps_are_named(dumps, tmp_path):
     rows[50, 0, 3] = np.nan
     save_file({"k.0": rows, "v.0": rows}, tmp_path / "b.safetensors")
     with pytest.raises(NonFiniteError, match="layer 0, stream K, token 50, head 0, channel 3"):
+        train_dumps(tmp_path / "b.safetensors", tmp_path / "m.kvdict", **SMALL, threads=1)
+    save_file({"k.0": np.full_like(rows, 1e15), "v.0": rows}, tmp_path / "b.safetensors")
+    with pytest.raises(SpecError, match="layer 0 K has numbers beyond 1e"):
         train_dumps(tmp_path / "b.safetensors", tmp_path / "m.kvdict", **SMALL, threads=1)
     for pre, error in ((np.zeros((9, 1, 8), np.float32), DumpError), (np.zeros((100, 1, 8), np.float16), DtypeError)):
         save_file({"k.0": rows, "v.0": rows, "k_pre.0": pre}, tmp_path / "b.safetensors")

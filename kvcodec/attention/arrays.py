@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.dictionaries import Products, used_dictionaries
 from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
 from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
@@ -93,20 +94,27 @@ class Scores:
     def __init__(self, q: NDArray[Any], k: EncodedArray, *, scale: float | None, query_bits: int) -> None:
         from kvcodec.kernels.attend import score_strips
         from kvcodec.kernels.forms import scratch_bytes
+        from kvcodec.kernels.lookup import make_tables
 
         forms: list[Form] = []
         self._kept: list[object] = []  # what the strips' addresses point into
         spans = [_spans(_pad_rows(k), forms, self._kept)]
-        numbers, shifts, factors = (array[0] for array in _quantize(q, k, scale))
-        dim = align(k.dim, TILE_LANES)
-        tables = np.array(forms, np.int64).reshape(-1, 9), np.array([[dim, 0, 1, 0, 1]], np.int64)
-        memory = take_out(None, (scratch_bytes(dim, 1),), np.uint8)
+        queries = _quantize(q, k, scale)
+        numbers, shifts, factors = (array[0] for array in queries)
+        dim, strips = align(k.dim, TILE_LANES), _cut(spans, k.tokens)
+        tables = np.array(forms, np.int64).reshape(-1, len(Form._fields)), np.array([[dim, 0, 1, 0, 1]], np.int64)
+        products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, k.heads)
+        work, memory = (take_out(None, (n,), np.uint8) for n in (products.work_bytes, scratch_bytes(dim, 1)))
         self._logits = np.empty((len(numbers), k.tokens), np.int32)
         arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, dim, memory, self._logits
-        self._kernel = partial(score_strips, _cut(spans, k.tokens), *tables, *arguments)
+        self._kernel = partial(score_strips, strips, *tables, products.lookups, *arguments)
+        self._tables = partial(make_tables, products.jobs, *queries, work) if len(products.jobs) else None
+        self._kept.append(products)
 
     def run(self) -> NDArray[np.int32]:
         """The logits, in the same memory each time."""
+        if self._tables:
+            self._tables()
         self._kernel()
         return self._logits
 
@@ -141,7 +149,9 @@ def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Span
 
     Raises ShapeError if the records are not those of as many tokens and heads, CorruptRecord.
     """
-    codec = codec_for(encoded.spec, encoded.stream)
+    dictionary = getattr(encoded, "dictionary", None)
+    codec = codec_for(encoded.spec, encoded.stream, dictionary)
+    kept.append(dictionary)
     split = len(encoded.full) * codec.token_group
     rest = encoded.tokens - split
     if not (0 <= rest < codec.token_group and len(encoded.tail) == bool(rest)):
@@ -155,7 +165,7 @@ def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Span
             own = take_body(body, codec.sections(tokens, encoded.dim).total)
             codec.validate(own, tokens, encoded.dim)
             kept.append(own)
-            forms.append(form_of(encoded.spec, encoded.stream, tokens, encoded.dim, encoded.dtype))
+            forms.append(form_of(encoded.spec, encoded.stream, tokens, encoded.dim, encoded.dtype, dictionary))
             number = np.arange(len(own), dtype=np.int64)
             begin, place = first + number * tokens, own.ctypes.data + number * own.strides[0]
             form, start = np.full(len(own), len(forms) - 1), np.zeros(len(own), np.int64)

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs.rows import GroupedRows
+from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.rows import row_codec_for
 from kvcodec.layout import TILE_LANES, DtypeId, StreamId, align
 from kvcodec.spec import CodecSpec
 
@@ -20,7 +21,7 @@ class Found:
     def __init__(self, forms: list[Form]) -> None:
         self.forms = forms
         self.parts: list[Spans] = []
-        self.kept: list[NDArray[np.uint8] | NDArray[np.uint16]] = []
+        self.kept: list[object] = []
 
     def number(self, form: Form) -> int:
         """The row of a form."""
@@ -44,14 +45,24 @@ class Found:
         if tokens:
             self.add(first, first + tokens, rows.ctypes.data, raw_form(rows.strides[1], rows.strides[0], dtype), 0)
 
-    def add_codes(self, first: int, coded: NDArray[np.uint8], spec: CodecSpec, stream: StreamId, dim: int) -> None:
-        """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles."""
+    def add_codes(
+        self,
+        first: int,
+        coded: NDArray[np.uint8],
+        spec: CodecSpec,
+        stream: StreamId,
+        dim: int,
+        dictionary: Dictionary | None = None,
+    ) -> None:
+        """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles, or blocks over a dictionary."""
         if tokens := len(coded):
-            body = GroupedRows(spec, stream).lay(coded, tokens, dim).body[0]
-            self.add_body(first, first + tokens, body, form_of(spec, stream, tokens, dim, DtypeId.BFLOAT16), 0)
+            laid = row_codec_for(spec, stream, dictionary).lay(coded, tokens, dim)
+            form = form_of(laid.spec or spec, stream, tokens, dim, DtypeId.BFLOAT16, dictionary)
+            self.kept.append(dictionary)
+            self.add_body(first, first + tokens, laid.body[0], form, 0)
 
     def add_body(self, first: int, end: int, body: NDArray[np.uint8], form: Form, start: int) -> None:
-        """The heads of a GROUP record in memory, (heads, bytes), of grouped integers: see `add`."""
+        """The heads of a GROUP record in memory, (heads, bytes), of codes: see `add`."""
         body = np.ascontiguousarray(body)
         self.kept.append(body)
         self.add(first, end, body.ctypes.data, form, start)

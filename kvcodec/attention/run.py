@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.dictionaries import Products, bucket_room, used_dictionaries
 from kvcodec.attention.query import Queries
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form
@@ -45,6 +47,14 @@ class Task(NamedTuple):
     kept: object = None
 
 
+class _Memory(NamedTuple):
+    """What one thread works in: for strips, for values over a dictionary, for tables of products."""
+
+    scratch: NDArray[np.uint8]
+    buckets: NDArray[np.uint8]
+    work: NDArray[np.uint8]
+
+
 def attend(task: Task, *, threads: int = 1, pool: Executor | None = None) -> list[AttentionState]:
     """States of each query. pool: runs all parts of the work but one, which the caller does; numba is imported here."""
     return Prepared(task, threads=threads, pool=pool).run()
@@ -56,9 +66,10 @@ class Prepared:
     def __init__(self, task: Task, *, threads: int = 1, pool: Executor | None = None) -> None:
         from kvcodec.kernels import attend as kernels
         from kvcodec.kernels.forms import scratch_bytes
+        from kvcodec.kernels.lookup import make_tables
         from kvcodec.kernels.softmax import EMPTY
 
-        self._kernels, self._task, self._pool = kernels, task, pool
+        self._kernels, self._make_tables, self._task, self._pool = kernels, make_tables, task, pool
         count, heads, _ = task.queries.numbers.shape
         dim = align(task.uses[-1].dim, TILE_LANES)
         chunks = _cut_chunks(task.strips)
@@ -70,36 +81,48 @@ class Prepared:
         ]
         per_head = heads // task.kv_heads
         widest = max(align(use.dim, TILE_LANES) for use in task.uses)
-        self._given = *_tables(task), *task.queries, task.query_bits, per_head, widest
+        strips, forms, streams = _tables(task)
+        used = used_dictionaries(strips, forms, len(streams))
+        scored = used * streams[:, 2:3]
+        self._products = Products(scored, streams[:, 1].tolist(), task.queries, task.kv_heads)
+        self._jobs = np.array_split(self._products.jobs, max(1, threads)) if len(self._products.jobs) else []
+        self._given = strips, forms, streams, self._products.lookups, *task.queries, task.query_bits, per_head, widest
         self._counts = {n: (int(t[:, 0].sum()), count_bytes(task, t)) for n, t in enumerate(task.strips)}
         size = scratch_bytes(widest, len(task.uses))
-        self._memories = [take_out(None, (size,), np.uint8) for _ in range(max(1, threads))]
+        room = bucket_room(used[-1], per_head)
+        sizes = size, room, self._products.work_bytes
+        self._memories = [_Memory(*(take_out(None, (n,), np.uint8) for n in sizes)) for _ in range(max(1, threads))]
 
     def run(self) -> list[AttentionState]:
         """States of each query."""
+        if self._jobs:
+            self._run_parts(self._multiply, self._jobs)
         for wave in self._waves:
-            self._attend_parts(wave.parts)
+            self._run_parts(self._attend, wave.parts)
             self._kernels.merge_slots(wave.slots, self._states, self._outputs)
         dim, counts = self._task.uses[-1].dim, self._counts
         return [AttentionState(self._states[n].copy(), self._outputs[n, :, :dim].copy(), *counts[n]) for n in counts]
 
-    def _attend_parts(self, parts: list[NDArray[np.int64]]) -> None:
+    def _run_parts(self, work: Callable[[NDArray[np.int64], _Memory], None], parts: list[NDArray[np.int64]]) -> None:
         if self._pool is None:
             for part in parts:
-                self._attend(part, self._memories[0])
+                work(part, self._memories[0])
             return
         others: list[Future[None]] = []
         try:
             for part, memory in zip(parts[1:], self._memories[1:], strict=False):
-                others.append(self._pool.submit(self._attend, part, memory))
-            self._attend(parts[0], self._memories[0])
+                others.append(self._pool.submit(work, part, memory))
+            work(parts[0], self._memories[0])
         finally:
             wait(others)
         for other in others:
             other.result()
 
-    def _attend(self, items: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
-        self._kernels.attend_items(items, *self._given, memory, self._states, self._outputs)
+    def _multiply(self, jobs: NDArray[np.int64], memory: _Memory) -> None:
+        self._make_tables(jobs, *self._task.queries, memory.work)
+
+    def _attend(self, items: NDArray[np.int64], memory: _Memory) -> None:
+        self._kernels.attend_items(items, *self._given, *memory[:2], self._states, self._outputs)
 
 
 class _Chunk(NamedTuple):
@@ -150,7 +173,7 @@ def _tables(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[n
     for use in task.uses:
         streams.append((align(use.dim, TILE_LANES), at, use.scored, use.valued, use.token_lane))
         at += align(use.dim, TILE_LANES) if use.scored else 0
-    return np.ascontiguousarray(strips), np.array(task.forms, np.int64).reshape(-1, 9), np.array(streams, np.int64)
+    return np.ascontiguousarray(strips), np.array(task.forms, np.int64).reshape(-1, len(Form._fields)), np.array(streams, np.int64)
 
 
 def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:

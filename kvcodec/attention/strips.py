@@ -7,9 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.dictionaries import Atoms, atoms_of
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.sections import scale_shape
+from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.sections import scale_shape, sparse_sections
+from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
+from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import CodecSpec
 
 BLOCK = CHANNEL_LANE_TOKENS
@@ -28,12 +32,18 @@ class Form(NamedTuple):
     head_stride: int
     row_stride: int
     half: int
+    terms: int = 0
+    sets: int = 0
+    low: int = 0
+    dictionary: int = 0
 
     def bytes_read(self, tokens: int, dim: int) -> int:
         """Bytes of one head that a strip of `tokens` tokens reads, whole tiles of them."""
         if self.bits == 16:
             return 2 * tokens * dim
         tiles = -(-tokens // TILE_LANES) * TILE_LANES
+        if self.terms:
+            return BLOCK * self.row_stride + 2 * tiles
         scales = dim * -(-tokens // self.group) if self.by_channel else tiles * -(-dim // self.group)
         return tiles * dim * self.bits // 8 + scales * (4 if self.zeros else 2)
 
@@ -53,8 +63,24 @@ def raw_form(head_stride: int, row_stride: int, dtype: DtypeId) -> Form:
     return Form(16, 0, 0, 0, 0, 0, head_stride, row_stride, int(dtype == DtypeId.FLOAT16))
 
 
-def form_of(spec: CodecSpec, stream: StreamId, tokens: int, dim: int, dtype: DtypeId) -> Form:
-    """Form of a GROUP record."""
+def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms) -> Form:
+    """Form of a GROUP record of `tokens` rows of codes over a dictionary."""
+    codes = codes.bound_to(atoms.size, codes.basis)
+    sections = sparse_sections(tokens, codes.code_bytes)
+    strides = codes.index_bytes, sections.total, codes.code_bytes
+    return Form(
+        codes.bits, 0, 0, 0, sections.metadata, *strides, 0, codes.atoms, int(codes.sets), codes.low, atoms.address
+    )
+
+
+def form_of(
+    spec: CodecSpec, stream: StreamId, tokens: int, dim: int, dtype: DtypeId, dictionary: Dictionary | None = None
+) -> Form:
+    """Form of a GROUP record; that of codes over a dictionary holds as long as the dictionary does. Raises SpecError."""
+    if spec.sparse is not None:
+        if dictionary is None:
+            raise SpecError(f"{spec} needs a dictionary")
+        return sparse_form(spec.sparse, tokens, atoms_of(dictionary))
     if spec.codec == CodecId.RAW:
         return raw_form(codec_for(spec, stream).sections(tokens, dim).total, 2 * dim, dtype)
     return grouped_form(spec, stream, tokens, dim)

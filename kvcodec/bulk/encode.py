@@ -20,6 +20,7 @@ from kvcodec.store.coding import Coding
 from kvcodec.store.policy import check_name
 
 FilePath = str | os.PathLike[str]
+_CODING = ("k", "v", "residual", "sinks", "spec", "dictionary", "max_error")
 
 
 def encode_dump(
@@ -32,6 +33,7 @@ def encode_dump(
     sinks: int | Mapping[str, int] | None = None,
     spec: FilePath | Coding | None = None,
     dictionary: FilePath | DictionarySet | None = None,
+    max_error: float | None = None,
     device: str | Geometry = "tlc",
     sequence: str | None = None,
     mapping: Sequence[str] = (),
@@ -50,7 +52,7 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump as one sequence of a log.
 
-    k, v, residual, sinks, spec, dictionary, device: as kvcodec.open takes them. sequence: its name, by default the
+    k, v, residual, sinks, spec, dictionary, max_error, device: as kvcodec.open takes them. sequence: its name, by default the
     dump's stem. mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is
     rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
     fingerprint the log keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
@@ -70,7 +72,10 @@ def encode_dump(
     DeviceBusy, IdentityMismatch, FormatError, NoSpace. SpecError if the log has that sequence already, or with
     `resume` one of another dump.
     """
-    coding = {"k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary}
+    coding = {
+        "k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary,
+        "max_error": max_error,
+    }  # fmt: skip
     job = EncodeJob(
         Path(log), coding, device, tuple(mapping), kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume,
         threads, progress, Identity.of(model_file, shard),
@@ -94,7 +99,7 @@ def encode_dumps(dumps: Sequence[FilePath], log: FilePath, **options: Any) -> tu
         if one.sequence in known:
             raise SpecError(f"{known[one.sequence]} and {one.dump} would both be sequence {one.sequence!r}: rename one")
         known[one.sequence] = one.dump
-    coding = {name: options.pop(name, None) for name in ("k", "v", "residual", "sinks", "spec", "dictionary")}
+    coding = {name: options.pop(name, None) for name in _CODING}
     identity = Identity.of(options.pop("model_file", None), options.pop("shard", None))
     mapping = tuple(options.pop("mapping", ()))
     return EncodeJob(Path(log), coding, mapping=mapping, identity=identity, **options).run(named)

@@ -9,7 +9,7 @@ differs wherever in it the first other token stands. Names, model and codecs mus
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from kvcodec.bulk.selection import DumpPart
 from kvcodec.errors import SpecError
 from kvcodec.layout import CodecId, Kind
 from kvcodec.log.frame import new_record
+from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import ask
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
@@ -29,6 +30,9 @@ from kvcodec.store.opening import load_dictionary
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.bounded import BoundedCodec
 
 _STEPS = 4  # the newest records of open rows that are compared
 
@@ -76,15 +80,21 @@ def _holds(store: Store, index: SequenceIndex, key: Key, extent: Extent, source:
     bits = take_rows(source.rows(layer, id_, first, first + tokens), index.model, layer, stream, first)
     codecs = StreamCodecs(store.index.dictionaries, layer, stream, index.model.dtype_id)
     held = read_extent(store.log, extent, codecs, as_float32=False)
-    return bool(np.array_equal(held, _recode(store, extent, codecs, bits)))
+    policy = index.info.policy.at(layer, id_).spec
+    return bool(np.array_equal(held, _recode(store, extent, codecs, bits, policy)))
 
 
-def _recode(store: Store, extent: Extent, codecs: StreamCodecs, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def _recode(
+    store: Store, extent: Extent, codecs: StreamCodecs, bits: NDArray[np.uint16], policy: CodecSpec
+) -> NDArray[np.uint16]:
     """The rows that the record's codec makes of `bits`."""
     coded, dtype, dim = extent.coded, codecs.dtype, codecs.stream.dim
     if coded.step is None:
         header, _ = store.log.load(coded.parts[0].place)
-        codec = codecs.codec(read_spec(header))
+        spec = read_spec(header)
+        if spec.sparse is not None and spec.sparse.bounded:  # how many atoms it has was chosen for its rows
+            return cast("BoundedCodec", codecs.codec(policy)).recode(bits, dtype)
+        codec = codecs.codec(spec)
         body = codec.encode(bits, dtype, coded.tokens).body[0]
         return codec.decode(body, coded.tokens, dim, dtype, as_float32=False)
     if coded.step.codec == CodecId.RAW:

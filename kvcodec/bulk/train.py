@@ -54,8 +54,8 @@ def train_dumps(
 
     atoms: N of each. sparsity: atoms of a vector, in training and of the curve of errors. streams: "k", "v" or both.
     layers: "0-3,17", all by default. share: "layers" for one dictionary for all layers of a stream, "all" for a single
-    one. time: seconds for all of it; what comes out then hangs on how fast the machine is. epochs: at most; training
-    stops before if the held-out error no longer falls.
+    one. time: seconds for all of it at most; if they are too few, what comes out hangs on the machine's speed.
+    epochs: at most; training stops before if the held-out error no longer falls.
     rope: "pre" for K from before its rotary embedding, from k_pre.L of a dump or turned back by rope_base, or what the
     dump's metadata say of it. mean: take the stream's mean away. metric: "query" to measure errors of K in the
     directions that queries look at, cov / trace * dim + ridge * I; V stays plain.
@@ -63,15 +63,15 @@ def train_dumps(
     tokens of each dump that are left out. seed: of all that is drawn by lot.
     mapping, kv_heads, head_dim: as open_dump takes them. threads: dictionaries that are trained at once, as many as
     there are cores by default; the file does not depend on it. progress: called with (done, total), in thousandths of
-    a dictionary. tell: called with a line for each dictionary that is done, and each epoch.
+    a dictionary. tell: called with a line for each epoch but the last, and for each dictionary that is done.
 
     Memory: of each thread what kvcodec.dictionary.settings.memory_bytes says, which does not grow with the dumps: they
     are read in blocks of 64 tokens, in an order by lot, in each epoch again.
     A failure or an interrupt keeps what was done, in OUT.partial. resume: go on there, or begin; the file is, bit for
     bit, as without an interruption.
 
-    Raises what open_dump does; SpecError, ShapeError, NonFiniteError; LogExists if `out`, or such a directory without
-    `resume`, is there and `overwrite` is not asked for.
+    Raises what open_dump does; ShapeError, NonFiniteError; SpecError, also if such a directory is there and neither
+    `resume` nor `overwrite` is asked for; LogExists if `out` is there and `overwrite` is not asked for.
     """
     paths = [Path(p) for p in ([dumps] if isinstance(dumps, str | os.PathLike) else dumps)]
     held, fraction = _split_held(held_out)

@@ -6,7 +6,6 @@ N-th dictionary. Each file appears whole or not at all.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
-from kvcodec.errors import FormatError, LogExists, SpecError
+from kvcodec.errors import FormatError, SpecError
 
 SUFFIX = ".partial"
 _JOB = "job.json"
@@ -26,8 +25,8 @@ _JOB = "job.json"
 class Checkpoint:
     """The directory of one job.
 
-    Raises LogExists if there is one and neither `resume` nor `overwrite` is asked for; SpecError with the first thing
-    that differs if `resume` is, and it is of another job.
+    Raises SpecError if there is one and neither `resume` nor `overwrite` is asked for, and with the first thing that
+    differs if `resume` is, and it is of another job.
     """
 
     def __init__(self, out: Path, job: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -38,8 +37,8 @@ class Checkpoint:
         if resume:
             self._check()
         elif not overwrite:
-            what = "an interrupted training left it: resume goes on, overwrite begins anew"
-            raise LogExists(errno.EEXIST, what, str(self.path))
+            what = "an interrupted training left it; resume (--resume) goes on, overwrite (--force) begins anew"
+            raise SpecError(f"{self.path}: {what}")
         else:
             shutil.rmtree(self.path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -62,12 +63,15 @@ class TrainJob:
         self._overwrite = overwrite
         self._units = plan_units(options, [*dumps, *held.dumps])
         self._training, self._held = _split(dumps, held, options.sinks)
+        if not out.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out.parent))
         if out.exists() and not overwrite:
             raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(out))
         self._about = self._describe(held)
-        self._checkpoint = Checkpoint(out, self._about | {"time": time}, resume=resume, overwrite=overwrite)
+        self._checkpoint = Checkpoint(out, self._about, resume=resume, overwrite=overwrite)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._done: dict[int, TrainedUnit] = {}
+        self._epochs: dict[int, int] = {}  # of each unit, those that were told of
         self._shares = dict.fromkeys(range(len(self._units)), 0.0)  # of each unit's work, what is done
 
     def run(self) -> TrainReport:
@@ -138,9 +142,9 @@ class TrainJob:
             raise _Stopped
         with self._lock:
             self._shares[unit.number] = step.done / step.batches
-            each = step.batches // self._settings.epochs
-            if step.done % each == 0:
-                self._tell(f"{unit.describe()}: epoch {step.epoch + 1}, held-out error {step.error:.4f} before it")
+            if step.epoch > self._epochs.get(unit.number, 0):
+                self._epochs[unit.number] = step.epoch
+                self._tell(f"{unit.describe()}: epoch {step.epoch}, held-out error {step.error:.4f}")
             self._progress(round(1000 * sum(self._shares.values())), 1000 * len(self._units))
 
     def _finish(self, done: TrainedUnit, unit: Unit) -> None:

@@ -16,12 +16,11 @@ from kvcodec.dictionary.rope import Rope
 from kvcodec.dictionary.vectors import BLOCK
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.extra import has_unrotated, layer_number, read_numbers, read_unrotated
-from kvcodec.dumps.queries import read_window
 from kvcodec.errors import DumpError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import StreamId
 
+GREATEST = 1e12  # a number, so that sums of squares fit float32
 _PRINTS, _PRINT_BYTES = 256, 4096  # places of a file that its fingerprint looks at, and how much of each
-_OFFSETS = 64  # distances of query and key over which a metric is averaged
 
 
 class Part(NamedTuple):
@@ -63,7 +62,7 @@ class DumpVectors:
                     self.counts.append((stop - start) * heads)
 
     def read(self, block: int) -> NDArray[np.float32]:
-        """Vectors (tokens * heads, dim) of a block. Raises NonFiniteError, DumpError."""
+        """Vectors (tokens * heads, dim) of a block. Raises NonFiniteError, DumpError; SpecError for huge numbers."""
         part, (layer, stream), start, stop = self._blocks[block]
         if self._unrotate:
             rope = self._turns.get((part.dump.path, layer))
@@ -76,6 +75,8 @@ class DumpVectors:
         if not np.isfinite(rows).all():
             token, head, channel = (int(n) for n in np.argwhere(~np.isfinite(rows))[0])
             raise NonFiniteError(layer, stream.name, start + token, head, channel)
+        if np.abs(rows).max(initial=0) > GREATEST:
+            raise SpecError(f"{part.dump.path}: layer {layer} {stream.name} has numbers beyond {GREATEST:g}")
         return np.ascontiguousarray(rows.reshape(-1, self.dim))
 
 
@@ -111,9 +112,8 @@ def query_metric(
 ) -> NDArray[np.float32]:
     """float32 (d, d): second moment of the queries of some layers, cov / trace(cov) * d + ridge * I.
 
-    From q_cov.L of the dumps, or else from their q.L. unrotate: as K from before rotation is looked at: with the
-    queries before rotation, turned by the distance to the key, averaged over distances up to the window or the dump's
-    length.
+    From q_cov.L of the dumps, or else from their q.L. unrotate: for K from before rotation, from q_cov_pre.L or from
+    queries turned back: as if all keys stood where the query does, which is where most of attention goes.
     Raises DumpError if a layer has neither in any dump.
     """
     total: NDArray[np.float64] | None = None
@@ -141,22 +141,7 @@ def _second_moment(dump: Dump, layer: int, unrotate: bool, rope_base: float | No
             rows = find_rope(dump, layer, rope_base).undo(rows, queries.positions)
         flat = rows.reshape(-1, dim).astype(np.float64)
         moment = np.asarray(flat.T @ flat / len(flat), np.float64)
-    if moment is None or not np.trace(moment) > 0:
-        return None
-    if not unrotate:
-        return moment
-    reach = min(read_window(dump.metadata, layer) or dump.tokens, dump.tokens)
-    return _average_turns(moment, find_rope(dump, layer, rope_base), reach)
-
-
-def _average_turns(moment: NDArray[np.float64], rope: Rope, reach: int) -> NDArray[np.float64]:
-    """Mean of R C Rᵀ over rotations by 0 to reach - 1 tokens."""
-    total = np.zeros_like(moment)
-    distances = np.linspace(0, reach - 1, _OFFSETS)
-    for distance in distances:
-        at = np.full(len(moment), distance)
-        total += rope.turn(rope.turn(moment, at).T, at)
-    return total / len(distances)
+    return moment if moment is not None and np.trace(moment) > 0 else None
 
 
 def fingerprint_dump(path: Path) -> str:

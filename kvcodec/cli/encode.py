@@ -41,6 +41,10 @@ def command(
     dictionary: Annotated[
         Path | None, typer.Option(help="A .kvdict file (kvcodec train) for codecs such as dict/s8/c6/ef.")
     ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Relative error that no vector over a dictionary exceeds: dict/s24 becomes dict/s24/max0.3."),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="tlc, slc, mlc, qlc, nor, or page=...,unit=...,block=...,cycles=...")
     ] = "tlc",
@@ -72,7 +76,7 @@ def command(
 
         settings: dict[str, Any] = {
             "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
-            "spec": spec, "dictionary": dictionary, "model_file": model_file, "shard": shard,
+            "spec": spec, "dictionary": dictionary, "max_error": max_error, "model_file": model_file, "shard": shard,
             "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
             "overwrite": force, "append": append, "resume": resume, "threads": threads, "progress": progress,
         }  # fmt: skip

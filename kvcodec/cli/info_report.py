@@ -36,6 +36,7 @@ def print_info(report: InfoReport, *, json: bool) -> None:
         return
     print_line(f"{report.log}: {report.model}")
     _print_sequences(stats.sequences)
+    _print_vectors(stats.sequences)
     _print_sizes(stats)
     _print_device(stats)
 
@@ -46,6 +47,17 @@ def _print_sequences(sequences: tuple[SequenceStats, ...]) -> None:
         for s in sequences
     ]  # fmt: skip
     print_table(("sequence", "codecs", "tokens", "layers", "payload"), rows, left=2, title="Sequences")
+
+
+def _print_vectors(sequences: tuple[SequenceStats, ...]) -> None:
+    """What vectors over dictionaries are kept as."""
+    counted = [(s.name, s.vectors) for s in sequences if s.vectors is not None]
+    rows = [
+        (name, str(v.codes), "-" if v.mean_atoms is None else number(v.mean_atoms, ".2f"), str(v.int4), str(v.raw))
+        for name, v in counted
+    ]
+    if rows:
+        print_table(("sequence", "codes", "atoms", "INT4", "raw"), rows, title="Vectors over dictionaries")
 
 
 def _print_sizes(stats: Stats) -> None:

@@ -77,7 +77,7 @@ class SparseRows:
         tokens, heads, _ = coded.shape
         taken = take_out(out, (tokens, heads, dim), np.float32 if as_float32 else np.uint16)
         rows = self.rebuild(unpack_rows(coded.reshape(tokens * heads, -1), self.codes)).reshape(taken.shape)
-        taken[...] = rows if as_float32 else _narrow(rows, dtype)
+        taken[...] = rows if as_float32 else narrow(rows, dtype)
         return taken
 
     def check_dim(self, dim: int) -> None:
@@ -132,7 +132,7 @@ class SparseCodec:
         coded = self._rows.encode(rows, dtype)
         back = self._rows.decode(coded, rows.shape[2], dtype, as_float32=True)
         laid = self._rows.lay(coded, tokens, rows.shape[2], alike=alike)
-        return laid._replace(errors=_figures(widen(rows, dtype), back, records))
+        return laid._replace(errors=figures_of(widen(rows, dtype), back, records))
 
     def decode(
         self,
@@ -149,7 +149,7 @@ class SparseCodec:
         shape = (len(body) * tokens, body.shape[1], dim)
         taken = take_out(out, shape, np.float32 if as_float32 else np.uint16)
         rows = self._rows.rebuild(self._unpack(body, tokens)).reshape(shape)
-        taken[...] = rows if as_float32 else _narrow(rows, dtype)
+        taken[...] = rows if as_float32 else narrow(rows, dtype)
         return taken
 
     def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
@@ -174,7 +174,7 @@ def widen(rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.float32]:
     return wide
 
 
-def _narrow(rows: NDArray[np.float32], dtype: DtypeId) -> NDArray[np.uint16]:
+def narrow(rows: NDArray[np.float32], dtype: DtypeId) -> NDArray[np.uint16]:
     """Bits of rows, clamped to the greatest finite number of the dtype."""
     kind = _TYPES[dtype]
     most = _GREATEST[dtype]
@@ -182,7 +182,7 @@ def _narrow(rows: NDArray[np.float32], dtype: DtypeId) -> NDArray[np.uint16]:
     return bits
 
 
-def _figures(rows: NDArray[np.float32], back: NDArray[np.float32], records: int) -> NDArray[np.uint16]:
+def figures_of(rows: NDArray[np.float32], back: NDArray[np.float32], records: int) -> NDArray[np.uint16]:
     """Q15 of the root of sum of squared errors / sum of squares, of each record and head (formats/record.md)."""
     wide = rows.astype(np.float64).reshape(records, -1, *rows.shape[1:])
     missed = wide - back.reshape(wide.shape)

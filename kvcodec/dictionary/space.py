@@ -34,7 +34,7 @@ class Space:
         """Atoms (N, d) of this space as what is added to a vector."""
         if self.metric is None:
             return atoms
-        return np.linalg.solve(self._factor.T, atoms.T.astype(np.float64)).T.astype(np.float32)
+        return np.ascontiguousarray(np.linalg.solve(self._factor.T, atoms.T.astype(np.float64)).T, np.float32)
 
     def energy(self, rows: NDArray[np.float32]) -> float:
         """Sum of squares, in the metric, of vectors with their mean."""

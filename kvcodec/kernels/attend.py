@@ -7,7 +7,7 @@ A state is what strips in order leave of a query head: integers that merge.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from kvcodec.kernels._simd import (
     store_lanes,
     store_word,
 )
+from kvcodec.kernels.buckets import empty_groups, enter_codes, turn_buckets
 from kvcodec.kernels.fold import SEGMENT
 from kvcodec.kernels.forms import (
     ASKED,
@@ -31,6 +32,7 @@ from kvcodec.kernels.forms import (
     FIRST,
     HEAD,
     LAST,
+    PADDED,
     PLACE_BYTES,
     PLACES,
     QUERY,
@@ -47,72 +49,109 @@ from kvcodec.kernels.forms import (
     cut_scratch,
     read_form,
 )
+from kvcodec.kernels.lookup import ask_for_codes, score_codes, table_bytes, unpack_codes
 from kvcodec.kernels.raw_rows import align_rows
 from kvcodec.kernels.score import score_strip
 from kvcodec.kernels.softmax import begin_state, count_shares, merge_state, weigh_logits
 from kvcodec.kernels.values import value_strip
 
 
-@part
-def align_strip(strip: Any, kv_head: Any, tables: Any, scratch: Any) -> None:
-    """The numbers of a strip's raw rows, of each stream and KV head that has such, for its query heads to share.
+table_bytes_ = inline(table_bytes)
 
-    Scores take them by segments, values with one exponent a row: rows that are for both become numbers twice.
+
+class Tables(NamedTuple):
+    """What attention is told: addresses of the tables of forms.py. count: of streams. known: of forms. lookups: for
+    each stream and form the first of its tables of products. per_head: query heads of a KV head.
     """
-    forms, streams, count = tables
-    for s in range(count):
-        stream, place = streams + STREAM_BYTES * s, PLACES + PLACE_BYTES * s
-        form = read_form(forms, load_long(strip + place + 8))
+
+    forms: Any
+    streams: Any
+    count: Any
+    lookups: Any
+    known: Any
+    per_head: Any
+
+
+@part
+def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -> None:
+    """The numbers of a strip's raw rows, and its codes over a dictionary, of each stream and KV head that has such, for
+    its query heads to share.
+
+    Scores take rows by segments, values with one exponent a row: rows that are for both become numbers twice.
+    """
+    for s in range(tables.count):
+        stream, place = tables.streams + STREAM_BYTES * s, PLACES + PLACE_BYTES * s
+        form = read_form(tables.forms, load_long(strip + place + 8))
+        head, start = load_long(strip + place) + heads[0] * form.head_stride, load_long(strip + place + 16)
+        scored, valued = load_long(stream + SCORED), load_long(stream + VALUED)
         if form.bits == RAW_BITS:
-            row = (
-                load_long(strip + place) + kv_head * form.head_stride + load_long(strip + place + 16) * form.row_stride
-            )
-            dim, tokens, scored = load_long(stream + DIM), load_long(strip + TOKENS), load_long(stream + SCORED)
+            row = head + start * form.row_stride
+            dim, tokens = load_long(stream + DIM), load_long(strip + TOKENS)
             segment = np.int64(SEGMENT) if scored else dim
             align_rows(row, form.row_stride, tokens, dim, segment, form.half, scratch.rows + s * scratch.area)
-            if scored and load_long(stream + VALUED):
-                align_rows(row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + count * scratch.area)
+            if scored and valued:
+                align_rows(row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area)
+        elif form.terms:
+            after = load_long(later + place) + heads[1] * form.head_stride
+            block, next_ = start >> 6, load_long(later + place + 16) >> 6
+            planes, step = head + form.codes + block * 64 * form.row_stride, 64 * form.row_stride
+            ask_for_codes(planes, step, after + form.codes + next_ * step - planes)
+            many = valued * tables.per_head
+            unpack_codes(form, planes, scored, many, scratch.rows + s * scratch.area, scratch)
 
 
 @inline
 def place_head(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any, s: Any) -> Any:
     """Form of stream s, address of a KV head's section, or of its rows' numbers, and bytes to what comes next."""
-    forms, _, _ = tables
     place = PLACES + PLACE_BYTES * s
-    form = read_form(forms, load_long(strip + place + 8))
+    form = read_form(tables.forms, load_long(strip + place + 8))
     head = load_long(strip + place) + heads[0] * form.head_stride
     ahead = load_long(later + place) + heads[1] * form.head_stride - head
     return form, scratch.rows + s * scratch.area if form.bits == RAW_BITS else head, ahead
 
 
 @inline
+def find_table(strip: Any, form: Any, tables: Any, query: Any, s: Any) -> Any:
+    """Address of the table of products of stream s for a query head."""
+    n = s * tables.known + load_long(strip + PLACES + PLACE_BYTES * s + 8)
+    return load_long(tables.lookups + 8 * n) + query.quad * table_bytes_(load_long(form.dictionary + PADDED))
+
+
+@inline
 def score_streams(strip: Any, later: Any, heads: Any, tables: Any, query: Any, scratch: Any) -> None:
     """Logits of a strip for one query head. later: the strip that comes next; heads: the KV heads of both."""
-    _, streams, count = tables
     for at in range(0, STRIP_BYTES, 64):
         store_lanes(splat(np.int32(0)), scratch.logits + at)
-    for s in range(count):
-        stream = streams + STREAM_BYTES * s
+    for s in range(tables.count):
+        stream = tables.streams + STREAM_BYTES * s
         if load_long(stream + SCORED):
             form, head, ahead = place_head(strip, later, heads, tables, scratch, s)
             start, tokens = load_long(strip + PLACES + PLACE_BYTES * s + 16), load_long(strip + TOKENS)
-            own = Query(query.numbers + 4 * load_long(stream + QUERY), query.shift, query.factor, query.width)
-            score_strip(form, head, start, tokens, load_long(stream + DIM), own, scratch, ahead)
+            numbers = query.numbers + 4 * load_long(stream + QUERY)
+            own = Query(numbers, query.shift, query.factor, query.width, query.quad, query.lane)
+            if form.terms:
+                table, codes = find_table(strip, form, tables, query, s), scratch.rows + s * scratch.area
+                score_codes(form, codes, head, (start, tokens), table, own, scratch)
+            else:
+                score_strip(form, head, start, tokens, load_long(stream + DIM), own, scratch, ahead)
 
 
 @inline
 def attend_strip(
-    strip: Any, later: Any, heads: Any, tables: Any, query: Any, scratch: Any, state: Any, outputs: Any
+    strip: Any, later: Any, heads: Any, tables: Any, query: Any, scratch: Any, state: Any, outputs: Any, buckets: Any
 ) -> None:
-    """Take a strip into the state of one query head. The last stream has the values."""
-    _, streams, count = tables
+    """Take a strip into the state of one query head, number buckets[1] of its KV head. The last stream has the values."""
     score_streams(strip, later, heads, tables, query, scratch)
-    s, tokens = count - 1, load_long(strip + TOKENS)
-    stream, start = streams + STREAM_BYTES * s, load_long(strip + PLACES + PLACE_BYTES * s + 16)
+    s, tokens = tables.count - 1, load_long(strip + TOKENS)
+    stream, start = tables.streams + STREAM_BYTES * s, load_long(strip + PLACES + PLACE_BYTES * s + 16)
     exponent, total = weigh_logits(scratch.logits, tokens, scratch.shares, start & 15)
     if total:
         count_shares(state, exponent, total)
-        form, head, ahead = place_head(strip, later, heads, tables, scratch, s)
+    form, head, ahead = place_head(strip, later, heads, tables, scratch, s)
+    if form.terms:
+        codes, run = scratch.rows + s * scratch.area, (start, tokens)
+        enter_codes(form, codes, head, run, (exponent, total), buckets, tables.per_head, scratch)
+    elif total:
         if form.bits == RAW_BITS and load_long(stream + SCORED):
             head += scratch.area
         kind = load_long(stream + DIM), load_long(stream + TOKEN_LANE)
@@ -124,6 +163,7 @@ def score_strips(
     strips: NDArray[np.int64],
     forms: NDArray[np.int64],
     streams: NDArray[np.int64],
+    lookups: NDArray[np.int64],
     numbers: NDArray[np.int32],
     shifts: NDArray[np.int64],
     factors: NDArray[np.int32],
@@ -137,16 +177,19 @@ def score_strips(
     query (heads, channels) and streams that are scored.
     """
     scratch = cut_scratch(memory.ctypes.data, widest)
-    tables = forms.ctypes.data, streams.ctypes.data, streams.shape[0]
-    row, out = 8 * strips.shape[1], 0
+    tables = Tables(
+        forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
+    )
+    row, out, quads = 8 * strips.shape[1], 0, (per_head + 3) >> 2
     for i in range(strips.shape[0]):
         strip = strips.ctypes.data + row * i
         later = strip + row if i + 1 < strips.shape[0] else strip
         for kv_head in range(numbers.shape[0] // per_head):
-            align_strip(strip, kv_head, tables, scratch)
-            for h in range(kv_head * per_head, (kv_head + 1) * per_head):
+            align_strip(strip, later, (kv_head, kv_head), tables, scratch)
+            for rank in range(per_head):
+                h = kv_head * per_head + rank
                 place = numbers.ctypes.data + 4 * numbers.shape[1] * h
-                query = Query(place, shifts[h], factors[h], width)
+                query = Query(place, shifts[h], factors[h], width, kv_head * quads + (rank >> 2), rank & 3)
                 score_streams(strip, later, (kv_head, kv_head), tables, query, scratch)
                 place = logits.ctypes.data + 4 * (logits.shape[1] * h + out)
                 whole = strips[i, 0] & ~15
@@ -163,6 +206,7 @@ def attend_items(
     strips: NDArray[np.int64],
     forms: NDArray[np.int64],
     streams: NDArray[np.int64],
+    lookups: NDArray[np.int64],
     numbers: NDArray[np.int32],
     shifts: NDArray[np.int64],
     factors: NDArray[np.int32],
@@ -170,39 +214,61 @@ def attend_items(
     per_head: Any,
     widest: Any,
     memory: NDArray[np.uint8],
+    buckets: NDArray[np.uint8],
     states: NDArray[np.int64],
     outputs: NDArray[np.int64],
 ) -> None:
     """Fill the states of items: each a run of strips, some KV heads, and the query they are for.
 
-    numbers (queries, heads, channels of all streams), shifts and factors (queries, heads): the queries, see `Query`.
-    width: bits of their weights, 8 or 16. per_head: query heads of one KV head. widest: channels of a stream, at most;
-    memory: scratch_bytes of that, of this thread alone. states
+    lookups (streams, forms): addresses of the tables that make_tables made, 0 where there is none. numbers (queries,
+    heads, channels of all streams), shifts and factors (queries, heads): the queries, see `Query`. width: bits of their
+    weights, 8 or 16. per_head: query heads of one KV head. widest: channels of a stream, at most; memory: scratch_bytes
+    of that, of this thread alone; buckets: bucket_bytes, alike, empty if no values are codes over a dictionary. states
     (slots, heads, 3), outputs (slots, heads, channels).
     """
     scratch = cut_scratch(memory.ctypes.data, widest)
-    tables = forms.ctypes.data, streams.ctypes.data, streams.shape[0]
+    tables = Tables(
+        forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
+    )
     row, all_heads, dim = 8 * strips.shape[1], numbers.shape[1], outputs.shape[2]
+    quads, value = (per_head + 3) >> 2, PLACES + PLACE_BYTES * (streams.shape[0] - 1)
     for n in range(items.shape[0]):
         first, last, head, end = items[n, FIRST], items[n, LAST], items[n, HEAD], items[n, END]
         sink, asked = items[n, SLOT] * all_heads, items[n, ASKED]
         for h in range(sink + head * per_head, sink + end * per_head):
             begin_state(states.ctypes.data + STATE_BYTES * h, outputs.ctypes.data + 8 * dim * h, dim)
-        for i in range(first, last):
-            strip = strips.ctypes.data + row * i
+        turn = max(last - first, 1) if buckets.shape[0] else 1  # buckets stay in the cache
+        for begin in range(first, last, turn):
+            until = min(begin + turn, last)
             for kv_head in range(head, end):
-                more = kv_head + 1 < end
-                later = strip if more or i + 1 == last else strip + row
-                heads = kv_head, kv_head + 1 if more else head
-                align_strip(strip, kv_head, tables, scratch)
-                for h in range(kv_head * per_head, (kv_head + 1) * per_head):
-                    place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
-                    query = Query(place, shifts[asked, h], factors[asked, h], width)
-                    state, out = (
-                        states.ctypes.data + STATE_BYTES * (sink + h),
-                        outputs.ctypes.data + 8 * dim * (sink + h),
-                    )
-                    attend_strip(strip, later, heads, tables, query, scratch, state, out)
+                own = sink + kv_head * per_head
+                sinks = states.ctypes.data + STATE_BYTES * own, outputs.ctypes.data + 8 * dim * own, dim
+                dictionary = np.int64(0)
+                for i in range(begin, until):
+                    strip, more = strips.ctypes.data + row * i, kv_head + 1 < end
+                    later, after = strip + row, kv_head
+                    if i + 1 == until and more:
+                        later, after = strips.ctypes.data + row * begin, kv_head + 1
+                    elif i + 1 == until:
+                        later, after = strip if i + 1 == last else strip + row, head
+                    heads = kv_head, after
+                    align_strip(strip, later, heads, tables, scratch)
+                    if buckets.shape[0]:
+                        form = read_form(tables.forms, load_long(strip + value + 8))
+                        dictionary = turn_buckets(
+                            dictionary, form.dictionary, buckets.ctypes.data, per_head, sinks, scratch
+                        )
+                    for rank in range(per_head):
+                        h = kv_head * per_head + rank
+                        place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
+                        quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
+                        query = Query(place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+                        state = states.ctypes.data + STATE_BYTES * (sink + h)
+                        out = outputs.ctypes.data + 8 * dim * (sink + h)
+                        own_buckets = buckets.ctypes.data, rank
+                        attend_strip(strip, later, heads, tables, query, scratch, state, out, own_buckets)
+                if dictionary:
+                    empty_groups(dictionary, buckets.ctypes.data, per_head, sinks, scratch)
 
 
 @jit

@@ -27,6 +27,10 @@ FIRST, LAST, HEAD, END, ASKED, SLOT = range(6)
 TOP, TOTAL, SCALE = range(0, 24, 8)  # bytes
 STATE_BYTES = 24
 RAW_BITS = 16
+# A dictionary, as the address of int64: address of the ATOMS, int8, whose channels are padded to 16 and their number
+# too; their number SIZE, and with that PADDED; address of the MEAN, int32 of at most 2**22, or 0; a mean is
+# number * 2**EXPONENT.
+ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT = range(0, 48, 8)  # bytes
 
 
 class Form(NamedTuple):
@@ -36,6 +40,9 @@ class Form(NamedTuple):
     from a head's scales to its zeros, 0 if it has none (symmetric). codes: bytes from its scales to its codes. columns:
     of its array of scales. head_stride, row_stride: bytes from one head to the next, and from one raw row. half: raw
     rows are float16, else bfloat16.
+    Codes over a dictionary have `terms` atoms a row, else 0; bits are those of a coefficient, columns the bytes of the
+    indices of a row and row_stride those of all of it but the scale. sets: indices are sets, of which the first `low`
+    atoms are one; dictionary: its address.
     """
 
     bits: Any
@@ -47,19 +54,29 @@ class Form(NamedTuple):
     head_stride: Any
     row_stride: Any
     half: Any
+    terms: Any
+    sets: Any
+    low: Any
+    dictionary: Any
+
+
+FORM_BYTES = 8 * len(Form._fields)
 
 
 class Query(NamedTuple):
     """One query head as integers: a logit is (numbers . key) * factor * 2**(shift - 32) in log2 units.
 
     numbers: int32 of at most 2**22, all streams one behind the other; width: bits, 8 or 16, of the weights that they
-    are rounded to.
+    are rounded to. quad, lane: number of its entries in the tables of products, counted over all queries and KV heads,
+    and its place in them.
     """
 
     numbers: Any
     shift: Any
     factor: Any
     width: Any
+    quad: Any
+    lane: Any
 
 
 class Weights(NamedTuple):
@@ -76,7 +93,9 @@ class Scratch(NamedTuple):
 
     scaled: 256. folded: int64, exponent and zero of up to 16 groups. sums, others: the channels, and what add_logits
     may touch. logits, shares: a strip's tokens in the softmax. rows: numbers of 64 raw rows and their exponents, for
-    each stream, `area` bytes apart, and once more for the values.
+    each stream, `area` bytes apart, and once more for the values; of a stream whose codes are over a dictionary their
+    indices, coefficients and sums of products. tokens: weights of 4 heads and 64 tokens. coded: 32 x 64 bytes. counts:
+    for kernels.elias_fano.
     """
 
     scaled: Any
@@ -88,10 +107,19 @@ class Scratch(NamedTuple):
     others: Any
     rows: Any
     area: Any
+    tokens: Any
+    coded: Any
+    counts: Any
 
 
 STRIP_BYTES = 4 * 112  # 64 tokens, and room for whole vectors behind them
 _SCALED, _HALVES, _BYTES, _FOLDED = 4 * 256, 2 * 256, 2 * 256, 16 * 16
+MAX_TERMS = 32
+# Of a block of 64 tokens: indices, uint16; behind PAIRS coefficients as kernels look them up, behind WIDE for values;
+# behind LOOKED sums of products of 4 heads, int32.
+PAIRS, WIDE, LOOKED = 128 * MAX_TERMS, 256 * MAX_TERMS, 512 * MAX_TERMS
+_QUADS, _CODED, _COUNTS = 4 * 4 * 64, 64 * MAX_TERMS, 64 * 112
+_CODES = LOOKED + _QUADS
 
 
 def _sums_bytes(dim: Any) -> Any:
@@ -99,13 +127,13 @@ def _sums_bytes(dim: Any) -> Any:
 
 
 def _area_bytes(dim: Any) -> Any:
-    """64 rows of int16, and an exponent for each 256 channels of a row."""
-    return 128 * dim + 256 * ((dim + 255) // 256)
+    """64 rows of int16, and an exponent for each 256 channels of a row; or the codes of 64 rows."""
+    return max(128 * dim + 256 * ((dim + 255) // 256), _CODES)
 
 
 def scratch_bytes(dim: int, streams: int) -> int:
     """Bytes of the memory that a thread works in, for as many streams of up to `dim` channels."""
-    fixed = _SCALED + _HALVES + _BYTES + _FOLDED + 2 * STRIP_BYTES
+    fixed = _SCALED + _HALVES + _BYTES + _FOLDED + 2 * STRIP_BYTES + _QUADS + _CODED + _COUNTS
     return int(fixed + 2 * _sums_bytes(dim) + (streams + 1) * _area_bytes(dim))
 
 
@@ -120,14 +148,18 @@ def cut_scratch(memory: Any, dim: Any) -> Any:
     logits = folded + _FOLDED
     sums = logits + 2 * STRIP_BYTES
     others = sums + _count_sums(dim)
-    rows = others + _count_sums(dim)
-    return Scratch(memory, weights, logits, logits + STRIP_BYTES, folded, sums, others, rows, _count_area(dim))
+    tokens = others + _count_sums(dim)
+    coded = tokens + _QUADS
+    counts = coded + _CODED
+    rows, area = counts + _COUNTS, _count_area(dim)
+    shares = logits + STRIP_BYTES
+    return Scratch(memory, weights, logits, shares, folded, sums, others, rows, area, tokens, coded, counts)
 
 
 @inline
 def read_form(forms: Any, n: Any) -> Any:
     """Row n of the table of forms."""
-    at = forms + 72 * n
+    at = forms + FORM_BYTES * n
     return Form(
         load_long(at),
         load_long(at + 8),
@@ -138,4 +170,8 @@ def read_form(forms: Any, n: Any) -> Any:
         load_long(at + 48),
         load_long(at + 56),
         load_long(at + 64),
+        load_long(at + 72),
+        load_long(at + 80),
+        load_long(at + 88),
+        load_long(at + 96),
     )

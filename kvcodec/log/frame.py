@@ -95,7 +95,7 @@ def host_bytes(header: np.void) -> int:
     """Bytes of a record that carry rows: codes and group metadata, or raw rows."""
     kind = int(header["kind"])
     if kind == Kind.GROUP:
-        return int(header["heads"]) * (int(header["metadata_bytes"]) + int(header["code_bytes"]))
+        return max(0, int(header["body_bytes"]) - int(header["error_bytes"]))  # a hostile one may say anything
     return int(header["body_bytes"]) if kind in (Kind.STEP, Kind.ROWS) else 0
 
 

@@ -90,9 +90,9 @@ class Scanned:
         """Bytes of the records that carry rows, as frame.host_bytes counts them."""
         kinds, common, groups = self.table.kinds, self.table.columns(RECORD_HEADER), self.table.columns(GROUP_HEADER)
         own = groups[kinds == Kind.GROUP]
-        per_head = own["metadata_bytes"].astype(np.int64) + own["code_bytes"]
+        coded = np.maximum(own["body_bytes"].astype(np.int64) - own["error_bytes"], 0)
         steps = common["body_bytes"][(kinds == Kind.STEP) | (kinds == Kind.ROWS)]
-        return int((own["heads"] * per_head).sum()) + int(steps.sum(dtype=np.int64))
+        return int(coded.sum()) + int(steps.sum(dtype=np.int64))
 
     @property
     def lsn(self) -> int:

@@ -11,7 +11,8 @@ from kvcodec.spec import CodecSpec
 class Part(NamedTuple):
     """Rows of some heads of a record: where the record lies, and where in its body the rows begin.
 
-    size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes.
+    size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes. atoms: that a vector over a
+    dictionary has room for, in a GROUP. bitmap: bytes of the bitmap of rows that are not codes, where body_offset is.
     """
 
     place: Place
@@ -20,6 +21,8 @@ class Part(NamedTuple):
     body_offset: int
     size: int = 0
     coded: bool = False
+    atoms: int = 0
+    bitmap: int = 0
 
 
 class Coded(NamedTuple):

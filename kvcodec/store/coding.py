@@ -11,6 +11,7 @@ from typing import Any
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import SpecError
 from kvcodec.layout import StreamId
+from kvcodec.sparse_spec import ERROR_STEPS, parse_bound
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Model, Stream
 from kvcodec.store.policy import Policy, Rule, StreamPolicy
@@ -62,35 +63,42 @@ class Coding:
 
     base: Wish = field(default_factory=Wish)
     layers: tuple[tuple[frozenset[int] | None, Wish], ...] = ()
+    max_error: float | None = None  # of every vector over a dictionary whose spec says nothing of errors
 
     def under(self, wish: Wish) -> Coding:
         """With `wish`, for all layers, above it."""
-        return self if wish == Wish() else Coding(self.base, (*self.layers, (None, wish)))
+        return self if wish == Wish() else replace(self, layers=(*self.layers, (None, wish)))
 
     def policy(self, model: Model, before: Policy | None, dictionary: DictionarySet | None = None) -> Policy:
         """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default.
 
-        dictionary: the set that `dict` specs are bound to. Raises SpecError where one has no dictionary.
+        dictionary: the set that `dict` specs are bound to. Raises SpecError where one has no dictionary, and for a
+        max_error if there is no such spec.
         """
         for numbers, _ in self.layers:
             if beyond := [n for n in sorted(numbers or ()) if n >= len(model.layers)]:
                 raise SpecError(f"layer {beyond[0]}: the model has layers 0 to {len(model.layers) - 1}")
         rules = []
         for stream in sorted({s.id for layer in model.layers for s in layer.streams}):
-            own = [self._bound_at(model, n, stream, before, dictionary) for n in range(len(model.layers))]
+            own = _fill([self._bound_at(model, n, stream, before, dictionary) for n in range(len(model.layers))])
             first = 0
             for n in range(1, len(own) + 1):
                 if n == len(own) or own[n] != own[first]:
                     rules.append(Rule(stream, range(first, n), own[first]))
                     first = n
+        if self.max_error is not None and all(rule.policy.spec.sparse is None for rule in rules):
+            raise SpecError(f"max_error is {self.max_error:g}, and no stream is coded over a dictionary")
         return Policy(tuple(rules))
 
     def _bound_at(
         self, model: Model, layer: int, stream: StreamId, before: Policy | None, dictionary: DictionarySet | None
-    ) -> StreamPolicy:
+    ) -> StreamPolicy | None:
+        """None where a layer without the stream would need a dictionary for it."""
         policy = self._at(layer, stream, before)
         shape = next((s for s in model.layers[layer].streams if s.id == stream), None)
-        return policy if shape is None else replace(policy, spec=bind(policy.spec, layer, shape, dictionary))
+        if shape is None:
+            return None if policy.spec.sparse else policy
+        return replace(policy, spec=bind(policy.spec, layer, shape, dictionary))
 
     def _at(self, layer: int, stream: StreamId, before: Policy | None) -> StreamPolicy:
         known = before is not None and before.covers(layer, stream)
@@ -98,7 +106,13 @@ class Coding:
         for numbers, wish in self.layers:
             if numbers is None or layer in numbers:
                 policy = wish.over(stream, policy)
-        return policy
+        return policy if self.max_error is None else replace(policy, spec=policy.spec.with_bound(self.max_error))
+
+
+def _fill(policies: list[StreamPolicy | None]) -> list[StreamPolicy]:
+    """Policies of all layers, those that do not matter being that of a layer beside them."""
+    last = next(policy for policy in policies if policy is not None)
+    return [last := policy or last for policy in policies]
 
 
 def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet | None) -> CodecSpec:
@@ -119,7 +133,12 @@ def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet 
 def ask(spec: str | Path | Coding | None, asked: Mapping[str, Any], where: str) -> Coding:
     """What a spec (a TOML file, or a Coding) and arguments beside it, which go above it, ask for. Raises SpecError."""
     coding = spec if isinstance(spec, Coding) else read_spec_file(spec) if spec is not None else Coding()
-    return coding.under(Wish.parse(asked, where))
+    coding, most = coding.under(Wish.parse(asked, where)), asked.get("max_error")
+    if most is None:
+        return coding
+    if not isinstance(most, float | int) or isinstance(most, bool):
+        raise SpecError(f"{where}: max_error = {most!r}, want a number")
+    return replace(coding, max_error=parse_bound(most) / ERROR_STEPS)
 
 
 def read_spec_file(path: str | Path) -> Coding:

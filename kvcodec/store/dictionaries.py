@@ -139,6 +139,8 @@ def _head_bytes(header: np.void) -> int:
 
 def _read_head(header: np.void, body: Bytes) -> tuple[tuple[tuple[int, StreamId], ...], np.ndarray]:
     size = int(header["uses"]) * DICTIONARY_USE.itemsize
+    if body[:size].view(DICTIONARY_USE)["reserved"].any():
+        raise SpecError("a reserved field of a use is set")
     try:
         uses = tuple((int(u["layer"]), StreamId(int(u["stream"]))) for u in body[:size].view(DICTIONARY_USE))
     except ValueError as error:
@@ -171,13 +173,13 @@ class StreamCodecs(NamedTuple):
 
     def codec(self, spec: CodecSpec) -> Codec:
         """The codec of records. Raises MissingDictionary."""
-        return codec_for(spec, self.stream.id, self._dictionary(spec))
+        return codec_for(spec, self.stream.id, self.dictionary(spec))
 
     def rows(self, spec: CodecSpec) -> RowCodec:
         """The codec of rows one by one. Raises SpecError, MissingDictionary."""
-        return row_codec_for(spec, self.stream.id, self._dictionary(spec))
+        return row_codec_for(spec, self.stream.id, self.dictionary(spec))
 
-    def _dictionary(self, spec: CodecSpec) -> Dictionary | None:
+    def dictionary(self, spec: CodecSpec) -> Dictionary | None:
         if spec.sparse is None:
             return None
         found = self.dictionaries.find(spec.sparse.basis).find(self.layer, self.stream.id)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvcodec.codecs.bitmap import bitmap_bytes, row_sizes
+from kvcodec.codecs.rows import codes_rows
 from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.layout import Axis, CodecId, Kind, StreamId, Transform, align
@@ -232,8 +234,8 @@ class LogIndex:
     def _rows_of_group(self, one: Located) -> RowsOf:
         h, sequence = one.header, self._sequence(one)
         at = self._at(one)
-        if int(h["bitmap_bytes"]) or int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
-            raise UnsupportedVersion(f"at byte {at}: GROUP record with a row bitmap, positions or a transform")
+        if int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
+            raise UnsupportedVersion(f"at byte {at}: GROUP record with positions or a transform")
         if int(h["codec"]) not in KNOWN_CODECS:
             raise UnsupportedVersion(f"at byte {at}: GROUP record of codec {int(h['codec'])}")
         self._want(one, int(h["stream"]) in list(StreamId), f"stream {int(h['stream'])}")
@@ -250,11 +252,24 @@ class LogIndex:
         sizes = (sections.metadata, sections.codes, align(2 * heads, 64))
         stored = tuple(int(h[f]) for f in ("metadata_bytes", "code_bytes", "error_bytes"))
         self._want(one, stored == sizes, f"section sizes {stored}, want {sizes}")
-        self._want(one, int(h["body_bytes"]) == sizes[2] + heads * sections.total, "body length")
-        coded = int(h["codec"]) != CodecId.RAW
-        part = Part(one.place, int(h["first_head"]), heads, sizes[2], host_bytes(h), coded)
+        coded, bitmap = int(h["codec"]) != CodecId.RAW, int(h["bitmap_bytes"])
+        others = self._check_bitmap(one, spec, stream) if bitmap else range(1)
+        rest = int(h["body_bytes"]) - sizes[2] - bitmap - heads * sections.total
+        self._want(one, rest in others, "body length")
+        atoms = spec.sparse.atoms if spec.sparse else 0
+        part = Part(one.place, int(h["first_head"]), heads, sizes[2], host_bytes(h), coded, atoms, bitmap)
         group = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
         return RowsOf((int(h["first_layer"]), stream.id), group, stream.heads)
+
+    def _check_bitmap(self, one: Located, spec: CodecSpec, stream: Stream) -> range:
+        """How many bytes of rows that are not codes a record with a row bitmap may have, as far as its header says."""
+        heads, tokens, stored = (int(one.header[f]) for f in ("heads", "tokens", "bitmap_bytes"))
+        if spec.sparse is None or not spec.sparse.bounded:
+            raise UnsupportedVersion(f"at byte {self._at(one)}: GROUP record of {spec} with a row bitmap")
+        wanted = bitmap_bytes(heads, tokens)
+        self._want(one, stored == wanted, f"row bitmap of {stored} bytes, want {wanted}")
+        sizes = row_sizes(stream.dim)[1:].tolist()
+        return range(min(sizes), heads * tokens * max(sizes) + 1)
 
     def _rows_of_step(self, one: Located) -> list[RowsOf]:
         h, sequence = one.header, self._sequence(one)
@@ -284,7 +299,8 @@ class LogIndex:
             spec = read_spec(one.header, axis)
         except (SpecError, ValueError) as error:
             raise CorruptRecord(self._at(one), f"codec of a STEP record: {error}") from None
-        self._want(one, (spec.sparse is None) == (int(one.header["kind"]) == Kind.STEP), f"{spec} in a STEP record")
+        known = spec.sparse is None if int(one.header["kind"]) == Kind.STEP else spec.sparse and codes_rows(spec)
+        self._want(one, bool(known), f"{spec} in a STEP or ROWS record")
         return spec
 
 

@@ -39,6 +39,7 @@ def open_store(
     spec: str | Path | Coding | None = None,
     dictionary: str | os.PathLike[str] | DictionarySet | None = None,
     embed: bool = True,
+    max_error: float | None = None,
     durability: str = "sync",
     journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
@@ -55,9 +56,11 @@ def open_store(
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
     dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs. The log takes it up, or with embed=False
-    only names it: whoever opens such a log has to bring the set.
+    only names it: whoever opens such a log has to bring the set. max_error: a bound on the relative error of every
+    vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
-    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled).
+    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled, but
+    for those of which an error bound is kept).
     recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
 
     Raises SpecError, FormatError (BadMagic, TruncatedLog, CorruptRecord, …), IdentityMismatch, DeviceBusy, LogExists.
@@ -66,7 +69,7 @@ def open_store(
     """
     path = Path(path)
     recovery = Recovery.parse(recovery)
-    asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks}
+    asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "max_error": max_error}
     coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
     own = load_dictionary(dictionary) if dictionary is not None else None

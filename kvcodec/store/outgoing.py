@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvcodec.codecs.bitmap import greatest_head
 from kvcodec.codecs.rows import RowCodec, codes_rows
 from kvcodec.codecs.sizes import token_group
 from kvcodec.layout import CodecId, DtypeId
@@ -67,7 +68,13 @@ class Outgoing:
     @cached_property
     def token_group(self) -> int:
         """Tokens of a full GROUP record."""
-        return self.raw_group if self.policy.spec.codec == CodecId.RAW else token_group(self.policy.spec)
+        spec, dim = self.policy.spec, self.stream.dim
+        if spec.codec == CodecId.RAW:
+            return self.raw_group
+        tokens, codes = token_group(spec), spec.sparse
+        while codes and codes.bounded and tokens > 1 and 4 * greatest_head(codes, tokens, dim) > 7 * self.largest:
+            tokens //= 2  # what a bound makes raw may outgrow a small block
+        return tokens
 
     @cached_property
     def raw_group(self) -> int:
@@ -183,6 +190,7 @@ class Outgoing:
             return None
         rows, spec = open_.rows[fresh - open_.first :], self.policy.spec
         if not is_coded(open_):
+            journal = RAW if spec.sparse is not None and spec.sparse.bounded else journal  # a crash keeps the bound
             raw = journal.codec == CodecId.RAW
             rows, spec = (rows if raw else self.codecs.rows(journal).encode(rows, self.dtype)), journal
         return OpenSpan(self.layer, self.stream, fresh, rows, spec)

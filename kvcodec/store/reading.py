@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from kvcodec.codecs.bitmap import unpack_kinds
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import CodecId, DtypeId
@@ -17,6 +18,9 @@ from kvcodec.store.headers import read_spec
 from kvcodec.store.index import row_bytes
 from kvcodec.store.model import NUMPY_DTYPES, Stream
 from kvcodec.store.window import Rows
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.bounded import BoundedCodec
 
 
 def read_extent(log: Log, extent: Extent, codecs: StreamCodecs, *, as_float32: bool) -> npt.NDArray[Any]:
@@ -62,9 +66,7 @@ def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_floa
     header, body, at = load_part(log, coded, part)
     try:
         if coded.step is None:
-            codec = codecs.codec(read_spec(header))
-            heads = body.reshape(part.heads, -1)
-            rows = codec.decode(heads, coded.tokens, stream.dim, dtype, as_float32=as_float32)
+            rows = _decode_group(header, body, codecs, as_float32)
         elif coded.step.codec == CodecId.RAW:
             bits = _step_rows(body, coded, part, stream).view("<u2")
             rows = widen(bits, dtype, as_float32=as_float32)
@@ -75,6 +77,45 @@ def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_floa
         raise CorruptRecord(at + (error.offset if coded.step is None else 0), error.why) from None
     log.check_unerased(part.place)
     return rows
+
+
+def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, as_float32: bool) -> npt.NDArray[Any]:
+    """Rows (tokens, heads, dim) of a GROUP record. Raises CorruptRecord with a byte of the body."""
+    spec = read_spec(header)
+    codec, dim, dtype = codecs.codec(spec), codecs.stream.dim, codecs.dtype
+    tokens, heads, bitmap = (int(header[f]) for f in ("tokens", "heads", "bitmap_bytes"))
+    if not bitmap:
+        return codec.decode(body.reshape(heads, -1), tokens, dim, dtype, as_float32=as_float32)
+    if spec.sparse is None or not spec.sparse.bounded:
+        raise CorruptRecord(0, f"a row bitmap in a record of {spec}")
+    return cast("BoundedCodec", codec).decode_mixed(body, bitmap, tokens, dim, dtype, heads, wide=as_float32)
+
+
+def rows_of_bounded(log: Log, extent: Extent, codecs: StreamCodecs) -> Rows | None:
+    """16-bit rows (tokens of the extent, heads, dim), checked, of a record some of whose rows are not codes; None of
+    any other record.
+    """
+    if not any(part.bitmap for part in extent.coded.parts):
+        return None
+    rows = read_extent(log, extent, codecs, as_float32=False)
+    return rows[extent.first - extent.coded.first : extent.end - extent.coded.first]
+
+
+def count_kinds(log: Log, extent: Extent, part: Part) -> tuple[int, int, int]:
+    """How many rows of an extent's tokens a part of its record keeps as CODES, INT4, RAW, if it has a row bitmap; else
+    0 of each. Raises CorruptRecord.
+    """
+    coded = extent.coded
+    if not part.bitmap:
+        return 0, 0, 0
+    _, body, at = load_part(log, coded, part)
+    try:
+        kinds = unpack_kinds(body[: part.bitmap], part.heads, coded.tokens)
+    except CorruptRecord as error:
+        raise CorruptRecord(at + error.offset, error.why) from None
+    own = kinds[:, extent.first - coded.first : extent.end - coded.first]
+    codes, int4, raw = np.bincount(own.reshape(-1), minlength=3).tolist()
+    return codes, int4, raw
 
 
 def _step_rows(body: Bytes, coded: Coded, part: Part, stream: Stream) -> npt.NDArray[np.uint8]:

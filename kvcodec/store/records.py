@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs import Codec, Encoded
+from kvcodec.codecs.bitmap import take_mixed
 from kvcodec.codecs.rows import RowCodec
 from kvcodec.codecs.sizes import head_sections
 from kvcodec.flash.image import Bytes
@@ -19,6 +20,9 @@ from kvcodec.store.headers import sparse_fields
 from kvcodec.store.model import Stream
 from kvcodec.store.window import Rows
 
+if TYPE_CHECKING:
+    from kvcodec.codecs.bounded import BoundedCodec
+
 RAW = CodecSpec(CodecId.RAW)
 Codes = npt.NDArray[np.uint8]
 _MAX_STEP = 1 << 20
@@ -28,6 +32,8 @@ def group_records(
     sequence: int, layer: int, stream: Stream, first: int, rows: Rows, codec: Codec, dtype: DtypeId, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
+    if codec.spec.sparse is not None and codec.spec.sparse.bounded:
+        return _bounded_records(sequence, layer, stream, first, cast("BoundedCodec", codec), rows, dtype, tokens)
     encoded = codec.encode(rows, dtype, tokens)
     return _group_records(sequence, layer, stream, first, encoded, encoded.spec or codec.spec, tokens)
 
@@ -36,16 +42,34 @@ def _group_records(
     sequence: int, layer: int, stream: Stream, first: int, encoded: Encoded, spec: CodecSpec, tokens: int
 ) -> list[Record]:
     """The records' headers and bodies are rows of one array each: what a record costs in Python is its own rows."""
-    sections = head_sections(spec, stream.id, tokens, stream.dim)
     bodies = _group_bodies(encoded)
-    headers = new_headers(
-        Kind.GROUP, len(bodies), sequence=sequence, first_token=range(first, first + len(bodies) * tokens, tokens),
+    headers = _group_headers(sequence, layer, stream, range(first, first + len(bodies) * tokens, tokens), spec, tokens)
+    return [_group_record(headers[n, ...], bodies[n]) for n in range(len(bodies))]
+
+
+def _bounded_records(
+    sequence: int, layer: int, stream: Stream, first: int, codec: BoundedCodec, rows: Rows, dtype: DtypeId, tokens: int
+) -> list[Record]:
+    """Records some of whose rows may not be codes."""
+    records = []
+    for n, one in enumerate(codec.encode_records(rows, dtype, tokens)):
+        header = _group_headers(sequence, layer, stream, [first + n * tokens], one.spec, tokens)[0, ...]
+        header["bitmap_bytes"] = one.mixed.bitmap_bytes
+        records.append(_group_record(header, _body_of(one.errors, one.mixed.join())))
+    return records
+
+
+def _group_headers(
+    sequence: int, layer: int, stream: Stream, firsts: Sequence[int], spec: CodecSpec, tokens: int
+) -> npt.NDArray[np.void]:
+    sections = head_sections(spec, stream.id, tokens, stream.dim)
+    return new_headers(
+        Kind.GROUP, len(firsts), sequence=sequence, first_token=firsts,
         codec=spec.codec, stream=stream.id, axis=spec.axis, flags=spec.flags, group=spec.group, first_layer=layer,
         layers=1, heads=stream.heads, head_dim=stream.dim, all_heads=stream.heads, tokens=tokens, rows=tokens,
         error_bytes=align(2 * stream.heads, ALIGNMENT), metadata_bytes=sections.metadata, code_bytes=sections.codes,
         **sparse_fields(spec),
     )  # fmt: skip
-    return [_group_record(headers[n, ...], bodies[n]) for n in range(len(bodies))]
 
 
 def _group_bodies(encoded: Encoded) -> Codes:
@@ -59,6 +83,13 @@ def _group_bodies(encoded: Encoded) -> Codes:
     return bodies
 
 
+def _body_of(errors: npt.NDArray[np.uint16], rest: Codes) -> Codes:
+    """The body of one record: the errors of the heads, padded, and the rest."""
+    figures = np.zeros(align(2 * len(errors), ALIGNMENT), np.uint8)
+    figures[: 2 * len(errors)] = errors.astype("<u2").view(np.uint8)
+    return np.concatenate([figures, rest])
+
+
 def _group_record(header: npt.NDArray[np.void], body: Bytes) -> Record:
     heads = int(header["heads"])
     return Record(header, body, heads, lambda n: (_some_heads(header, body, 0, n), _some_heads(header, body, n, heads)))
@@ -66,12 +97,18 @@ def _group_record(header: npt.NDArray[np.void], body: Bytes) -> Record:
 
 def _some_heads(header: npt.NDArray[np.void], body: Bytes, low: int, high: int) -> Record:
     """The record of the heads from number `low` of it to before `high`."""
-    figures = int(header["error_bytes"])
+    figures, stored = int(header["error_bytes"]), int(header["bitmap_bytes"])
     errors = body[2 * low : 2 * high].view("<u2")
-    coded = body[figures:].reshape(int(header["heads"]), -1)[low:high]
     own = header.copy()
     own["first_head"], own["heads"] = int(header["first_head"]) + low, high - low
     own["error_bytes"] = align(2 * (high - low), ALIGNMENT)
+    if stored:
+        heads, tokens, dim = (int(header[f]) for f in ("heads", "tokens", "head_dim"))
+        head_bytes = int(header["metadata_bytes"]) + int(header["code_bytes"])
+        part = take_mixed(body[figures:], stored, heads, tokens, head_bytes, dim).heads(low, high, dim)
+        own["bitmap_bytes"] = part.bitmap_bytes
+        return _group_record(own, _body_of(errors, part.join()))
+    coded = body[figures:].reshape(int(header["heads"]), -1)[low:high]
     return _group_record(own, _group_bodies(Encoded(coded[None], errors[None]))[0])
 
 

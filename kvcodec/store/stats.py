@@ -10,6 +10,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import SPARE_BYTES, CodecId
 from kvcodec.store.index import row_bytes
+from kvcodec.store.reading import count_kinds
 
 if TYPE_CHECKING:
     from kvcodec.store.index import SequenceIndex
@@ -17,9 +18,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class VectorCounts:
+    """Vectors (one token's in one head) of groups over dictionaries: how many are codes, and how many an error bound
+    made INT4 or raw. mean_atoms: for how many atoms those that are codes have room, None if there are none.
+    """
+
+    codes: int
+    int4: int
+    raw: int
+    mean_atoms: float | None
+
+
+@dataclass(frozen=True)
 class SequenceStats:
     """One sequence. payload_bytes: codes, group metadata and raw rows that its tokens are read from; of a layer with a
-    sliding window, those of the window.
+    sliding window, those of the window. vectors: None if it has no groups over dictionaries.
     """
 
     name: str
@@ -30,6 +43,7 @@ class SequenceStats:
     payload_bytes: int
     coded_bytes: int
     coded_numbers: int
+    vectors: VectorCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -156,4 +170,27 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
                 numbers += count * record.tokens * stream.heads * stream.dim
     specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
     layers = sum(bool(layer.streams) for layer in model.layers)
-    return SequenceStats(index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers)
+    vectors = _count_vectors(store, index, tokens)
+    return SequenceStats(index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers, vectors)
+
+
+def _count_vectors(store: Store, index: SequenceIndex, tokens: int) -> VectorCounts | None:
+    """From headers and row bitmaps; a record whose bitmap is damaged counts as if all of it were codes."""
+    codes = int4 = raw = atoms = 0
+    for (layer, _), extents in index.maps.items():
+        held, mixed = index.model.layers[layer].held(tokens), False
+        for record, _, own in extents.tally(held, tokens):
+            codes += own * sum(part.heads for part in record.parts if part.atoms)
+            atoms += own * sum(part.heads * part.atoms for part in record.parts)
+            mixed |= any(part.bitmap for part in record.parts)
+        for extent in extents.covering(held, tokens) if mixed else ():
+            for part in extent.coded.parts:
+                try:
+                    _, fewer, whole = count_kinds(store.log, extent, part)
+                except CorruptRecord:
+                    continue
+                int4, raw = int4 + fewer, raw + whole
+                codes, atoms = codes - fewer - whole, atoms - part.atoms * (fewer + whole)
+    if not codes + int4 + raw:
+        return None
+    return VectorCounts(codes, int4, raw, atoms / codes if codes else None)

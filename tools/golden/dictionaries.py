@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,34 +82,40 @@ def forged_set() -> DictionarySet:
     return make_set(forged_model(), 20)
 
 
-def forged_policy() -> SequenceInfo:
+def forged_policy(specs: Mapping[str, str] = SPECS) -> SequenceInfo:
     """A sequence whose streams are coded over it."""
-    wish = Wish.parse({**SPECS, "residual": 0, "sinks": 0}, "forged")
+    wish = Wish.parse({**specs, "residual": 0, "sinks": 0}, "forged")
     return SequenceInfo(1, "a", forged_model().hash, Coding(wish).policy(forged_model(), None, forged_set()))
 
 
-def forged_group(stream: StreamId = StreamId.K) -> Record:
-    """A GROUP record of 64 tokens."""
-    spec = {s.stream: s.policy.spec for s in forged_policy().policy.rules}[stream]
-    codec = codec_for(spec, stream, forged_set().find(0, stream))
-    rows = noise((64, 2, 16), stream).astype(ml_dtypes.bfloat16).view(np.uint16)
-    return group_records(1, 0, Stream(stream, 2, 16), 0, rows, codec, DtypeId.BFLOAT16, 64)[0]
+def forged_group(stream: StreamId = StreamId.K, specs: Mapping[str, str] = SPECS, atoms: int = 0) -> Record:
+    """A GROUP record of 64 tokens; of some of them, at the end, the rows are atoms, and then there are only 62."""
+    spec = {s.stream: s.policy.spec for s in forged_policy(specs).policy.rules}[stream]
+    dictionary = forged_set().find(0, stream)
+    assert dictionary is not None
+    numbers, tokens = noise((64, 2, 16), stream), 62 if atoms else 64
+    numbers[tokens - atoms : tokens] = dictionary.atoms[:atoms, None]
+    rows = numbers[:tokens].astype(ml_dtypes.bfloat16).view(np.uint16)
+    codec = codec_for(spec, stream, dictionary)
+    return group_records(1, 0, Stream(stream, 2, 16), 0, rows, codec, DtypeId.BFLOAT16, tokens)[0]
 
 
 def forged_rows() -> Record:
     """A ROWS record of one token of K."""
     spec = forged_policy().policy.at(0, StreamId.K).spec
     rows = np.zeros((1, 2, spec.sparse.row_bytes if spec.sparse else 0), np.uint8)
-    rows[..., 2:4] = 0x0100, 0x0F
+    rows[..., 2:5] = 0x10, 0xC0, 0x01  # sets of atom 0
     return step_records(1, [OpenSpan(0, Stream(StreamId.K, 2, 16), 0, rows, spec)], limit=1 << 20)[0]
 
 
-def begin(forge: Forge, change: Change = lambda record: record, **fields: Any) -> None:
+def begin(
+    forge: Forge, change: Change = lambda record: record, specs: Mapping[str, str] = SPECS, **fields: Any
+) -> None:
     """MODEL, DICTIONARY records, of which the first one is changed, and a SEQUENCE."""
     first, *others = dictionary_records(forged_set(), 1 << 16)
     forge.frame(forge.seal(forged_model().record()))
     forge.frame(forge.seal(change(first), **fields), *(forge.seal(one) for one in others))
-    forge.frame(forge.seal(forged_policy().record()))
+    forge.frame(forge.seal(forged_policy(specs).record()))
 
 
 def bad_group(name: str, shows: str, error: str = "CorruptRecord", *, frozen: bool = False, **fields: Any) -> None:

@@ -1,0 +1,253 @@
+"""Values over a dictionary: a bucket for each atom, to which a token adds its coefficients times its weight.
+
+Buckets are multiplied by the atoms once, when all strips of a run have been met or another dictionary comes. They are
+int64 of 1, 2 or 4 query heads beside each other, each head with an exponent of its own. See docs/attention.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvcodec.kernels._atoms import weigh_atoms
+from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._lanes import bit_length, splat
+from kvcodec.kernels._lookup import add_codes, add_codes_of_four, add_codes_of_two
+from kvcodec.kernels._simd import (
+    load_long,
+    load_longs,
+    load_signed,
+    load_word,
+    store_half,
+    store_lanes,
+    store_long,
+    store_longs,
+    widen_lanes,
+)
+from kvcodec.kernels.fold import SCALE_BIAS, fold_scales
+from kvcodec.kernels.forms import ATOMS, EXPONENT, MEAN, PADDED, SCALE, STATE_BYTES, TOP, TOTAL, WIDE
+from kvcodec.kernels.softmax import EMPTY, OUTPUT_BITS, count_shares, raise_outputs
+
+# Of a group of heads: for each a state of its shares, TOP and TOTAL, and behind EXPONENTS the exponent of its buckets.
+# Behind HEADER the buckets.
+EXPONENTS, HEADER, GROUP = 64, 128, 4
+ROWS = 64  # tokens of a block
+BLOCK = 64  # atoms that are multiplied at a time
+ZERO, ONE, WIDTH, BITS = np.int64(0), np.int64(1), np.int64(16), np.int64(8)
+POINT = np.int64(16)  # bits behind the point of a share, and behind that of a weight
+SLACK = np.int64(4)  # how far above its need an exponent is raised
+NUMBER_BITS = np.int64(29)  # of a bucket when it is multiplied
+LOW_BITS = np.int64(15)
+TOTAL_POINT = np.int64(36)
+
+
+def count_grouped(per_head: Any) -> Any:
+    """Query heads of one group: 1, 2 or 4."""
+    return min(per_head, 2) if per_head < 3 else GROUP
+
+
+grouped = part(count_grouped)
+
+
+def bucket_bytes(padded: int, per_head: int) -> int:
+    """Bytes of the buckets of one KV head, for `padded` atoms at most."""
+    heads = count_grouped(per_head)
+    return -(-per_head // heads) * (HEADER + 8 * heads * padded)
+
+
+@inline
+def find_group(buckets: Any, rank: Any, heads: Any, padded: Any) -> Any:
+    """Address of the group of a KV head's query head number `rank`."""
+    return buckets + rank // heads * (HEADER + 8 * heads * padded)
+
+
+@part
+def begin_group(group: Any, heads: Any, padded: Any) -> None:
+    """Buckets that hold nothing."""
+    for h in range(GROUP):
+        store_long(EMPTY, group + 16 * h + TOP)
+        store_long(ZERO, group + 16 * h + TOTAL)
+        store_long(EMPTY, group + EXPONENTS + 8 * h)
+    for n in range(0, 8 * heads * padded, 64):
+        store_lanes(splat(np.int32(0)), group + HEADER + n)
+
+
+@part
+def raise_buckets(group: Any, lane: Any, heads: Any, padded: Any, exponent: Any) -> None:
+    """Have a head's buckets hold weights below 2**15 * 2**exponent."""
+    before = load_long(group + EXPONENTS + 8 * lane)
+    store_long(np.int64(exponent), group + EXPONENTS + 8 * lane)
+    if before > EMPTY:
+        down = min(np.int64(exponent - before), np.int64(63))
+        for n in range(padded):
+            at = group + HEADER + 8 * (n * heads + lane)
+            store_long(load_long(at) >> down, at)
+
+
+@part
+def weigh_codes(
+    scales: Any, run: Any, exponent: Any, total: Any, group: Any, place: Any, padded: Any, scratch: Any
+) -> None:
+    """A head's weights of a strip's tokens: its shares times their scales, at the exponent of its buckets.
+
+    scales: of the block's 64 tokens. run: first tile's first token and the last one's end, in the block. place: the
+    head's in its group, and how many are there.
+    """
+    first, last = run
+    lane, heads = place
+    if lane == 0:
+        for t in range(0, 4 * ROWS * heads, 64):
+            store_lanes(splat(np.int32(0)), scratch.tokens + t)
+    if total == 0:
+        return
+    fold_scales(scratch.shares, scales + 2 * first, ZERO, ONE, ZERO, last - first, WIDTH, BITS, scratch)
+    unit = np.int64(exponent + load_long(scratch.folded) - SCALE_BIAS - POINT)
+    if unit > load_long(group + EXPONENTS + 8 * lane):
+        raise_buckets(group, lane, heads, padded, np.int64(unit + SLACK))
+    down = np.int32(min(np.int64(load_long(group + EXPONENTS + 8 * lane) - unit), np.int64(31)))
+    for t in range(first, last, 16):
+        weight = load_signed(scratch.weights.halves + 2 * (t - first)) << np.int32(POINT)
+        store_lanes(weight >> down, scratch.tokens + 4 * (ROWS * lane + t))
+    count_shares(group + 16 * lane, exponent, total)
+
+
+@inline
+def fill_buckets(codes: Any, terms: Any, run: Any, group: Any, heads: Any, scratch: Any) -> None:
+    """Add the codes of a strip's tokens, times the weights of a group of heads, to its buckets."""
+    first, last = run
+    if heads == 1:
+        add_codes(codes, codes + WIDE, terms, scratch.tokens, first, last, group + HEADER)
+    elif heads == 2:
+        add_codes_of_two(codes, codes + WIDE, terms, scratch.tokens, first, last, group + HEADER)
+    else:
+        add_codes_of_four(codes, codes + WIDE, terms, scratch.tokens, first, last, group + HEADER)
+
+
+@inline
+def enter_codes(
+    form: Any, codes: Any, head: Any, run: Any, shares: Any, buckets: Any, per_head: Any, scratch: Any
+) -> None:
+    """Take a strip's values for one query head, number buckets[1] of its KV head: with the last one of its group all of
+    the group's heads are added.
+
+    codes: see unpack_codes. shares: their exponent and their sum.
+    """
+    start, tokens = run
+    within, rank = start & 63, buckets[1]
+    span = within & ~15, (within + tokens + 15) & ~15
+    heads, padded = grouped(per_head), load_long(form.dictionary + PADDED)
+    group, lane = find_group(buckets[0], rank, heads, padded), rank % heads
+    weigh_codes(head + 2 * (start - within), span, shares[0], shares[1], group, (lane, heads), padded, scratch)
+    if lane == heads - 1 or rank == per_head - 1:
+        fill_buckets(codes, form.terms, span, group, heads, scratch)
+
+
+@part
+def find_greatest(group: Any, place: Any, first: Any, last: Any) -> Any:
+    """The greatest magnitude of a head's buckets number first to last."""
+    lane, heads = place
+    most = ZERO
+    for n in range(first, last):
+        most = max(most, abs(load_long(group + HEADER + 8 * (n * heads + lane))))
+    return most
+
+
+@part
+def multiply_block(atoms: Any, dim: Any, halves: Any, totals: Any) -> None:
+    """Add BLOCK atoms times their numbers, high * 2**15 + low, to int64 totals of all channels."""
+    high, low = halves, halves + 2 * BLOCK
+    for c in range(0, dim, 16):
+        upper, lower = splat(np.int32(0)), splat(np.int32(0))
+        for n in range(0, BLOCK, 2):
+            one = atoms + n * dim + c
+            upper = weigh_atoms(upper, one, one + dim, load_word(high + 2 * n))
+            lower = weigh_atoms(lower, one, one + dim, load_word(low + 2 * n))
+        store_lanes(upper, halves + 4 * BLOCK)
+        store_lanes(lower, halves + 4 * BLOCK + 64)
+        for k in range(0, 16, 8):
+            more = (widen_lanes(halves + 4 * BLOCK + 4 * k) << LOW_BITS) + widen_lanes(halves + 4 * BLOCK + 64 + 4 * k)
+            at = totals + 8 * (c + k)
+            store_longs(load_longs(at) + more, at)
+
+
+@part
+def multiply_buckets(dictionary: Any, dim: Any, group: Any, place: Any, scratch: Any) -> Any:
+    """scratch.sums, int64: a head's buckets, rounded to NUMBER_BITS, times the atoms. How far they were shifted."""
+    lane, heads = place
+    padded, atoms, totals = load_long(dictionary + PADDED), load_long(dictionary + ATOMS), scratch.sums
+    for c in range(0, 8 * dim, 64):
+        store_lanes(splat(np.int32(0)), totals + c)
+    most = find_greatest(group, place, ZERO, padded)
+    shift = max(np.int64(bit_length(most)) - NUMBER_BITS, ZERO)
+    half = np.int64((ONE << shift) >> ONE)
+    for first in range(0, padded, BLOCK):
+        if find_greatest(group, place, first, first + BLOCK):
+            for n in range(BLOCK):
+                number = np.int64(load_long(group + HEADER + 8 * ((first + n) * heads + lane)) + half) >> shift
+                high = np.int64(number + (ONE << LOW_BITS >> ONE)) >> LOW_BITS
+                store_half(np.int16(high), scratch.tokens + 2 * n)
+                store_half(np.int16(number - (high << LOW_BITS)), scratch.tokens + 2 * (BLOCK + n))
+            multiply_block(atoms + first * dim, dim, scratch.tokens, totals)
+    return shift
+
+
+@part
+def add_totals(totals: Any, dim: Any, exponent: Any, state: Any, outputs: Any) -> None:
+    """Add int64 totals, of at most 54 bits, times 2**exponent to all outputs."""
+    most = ZERO
+    for c in range(dim):
+        most = max(most, abs(load_long(totals + 8 * c)))
+    if most == 0:
+        return
+    raise_outputs(state, outputs, dim, np.int64(exponent + np.int64(bit_length(most))))
+    left = np.int64(OUTPUT_BITS - load_long(state + SCALE) + exponent)
+    up, down = max(left, ZERO), min(max(np.int64(-left), ZERO), np.int64(63))
+    for c in range(0, dim, 8):
+        store_longs(load_longs(outputs + 8 * c) + ((load_longs(totals + 8 * c) << up) >> down), outputs + 8 * c)
+
+
+@part
+def empty_buckets(dictionary: Any, group: Any, place: Any, state: Any, outputs: Any, dim: Any, scratch: Any) -> None:
+    """Add a head's buckets to its outputs: first the atoms, then the mean."""
+    lane, _ = place
+    total = load_long(group + 16 * lane + TOTAL)
+    if total == 0:
+        return
+    shift = multiply_buckets(dictionary, dim, group, place, scratch)
+    exponent = np.int64(load_long(group + EXPONENTS + 8 * lane) - POINT + shift)
+    add_totals(scratch.sums, dim, exponent, state, outputs)
+    mean = load_long(dictionary + MEAN)
+    if mean:
+        spare = max(np.int64(bit_length(total)) - np.int64(31), ZERO)
+        total = np.int64(total >> spare)
+        for c in range(dim):
+            store_long(np.int64(total * np.int64(load_word(mean + 4 * c))), scratch.sums + 8 * c)
+        exponent = np.int64(load_long(group + 16 * lane + TOP) - TOTAL_POINT + spare)
+        add_totals(scratch.sums, dim, np.int64(exponent + load_long(dictionary + EXPONENT)), state, outputs)
+
+
+@part
+def empty_groups(dictionary: Any, buckets: Any, per_head: Any, sinks: Any, scratch: Any) -> None:
+    """Add a KV head's buckets to the outputs of its query heads. sinks: the first one's state and outputs, and how many
+    channels.
+    """
+    states, outputs, dim = sinks
+    heads, padded = grouped(per_head), load_long(dictionary + PADDED)
+    for rank in range(per_head):
+        group, place = find_group(buckets, rank, heads, padded), (rank % heads, heads)
+        out = outputs + 8 * dim * rank
+        empty_buckets(dictionary, group, place, states + STATE_BYTES * rank, out, dim, scratch)
+
+
+@part
+def turn_buckets(dictionary: Any, other: Any, buckets: Any, per_head: Any, sinks: Any, scratch: Any) -> Any:
+    """Have a KV head's buckets, of one dictionary or 0, be those of another, or stay as they are for 0: whose they are."""
+    if other == 0 or other == dictionary:
+        return dictionary
+    if dictionary:
+        empty_groups(dictionary, buckets, per_head, sinks, scratch)
+    heads, padded = grouped(per_head), load_long(other + PADDED)
+    for rank in range(0, per_head, heads):
+        begin_group(find_group(buckets, rank, heads, padded), heads, padded)
+    return other
