@@ -1,7 +1,8 @@
-"""Settings of the whole suite: hypothesis finds the same examples in every run."""
+"""Settings of the whole suite: hypothesis finds the same examples in every run, and what coverage is taken of."""
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +14,21 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("repeatable"), derandomize=False, max_examples=2000)
 settings.load_profile("soak" if os.environ.get("KVCODEC_SOAK") else "repeatable")
+
+# Modules of tests of what `make test` wants covered: log, flash, codecs and store. A tracer slows Python, of which
+# tests' twins and campaigns are made, to half its speed: the other modules run without.
+COVERED = {
+    f"test_{name}"
+    for name in (
+        "attention_store", "bulk_verify", "codecs", "coding", "crash", "damage", "device", "durability", "extents",
+        "formats", "golden", "identity", "layers", "machine", "opening", "promises", "rows", "shapes", "store",
+    )
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """The SIMD levels go first: one worker compiles for them while the others begin in the middle of the rest."""
+    items.sort(key=lambda item: item.path.stem != "test_simd")
+    for item in items:
+        if item.path.stem not in COVERED:
+            item.add_marker(pytest.mark.no_cover)

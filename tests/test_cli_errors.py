@@ -145,19 +145,22 @@ def test_the_command_line_is_light_to_import():
 def on_a_terminal(code):
     """What `code` writes to a terminal on stderr."""
     own, other = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=other)
-    os.close(other)
-    got = b""
-    while True:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=other) as child:
         try:
-            piece = os.read(own, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        got += piece
-    os.close(own)
-    assert child.wait() == 0
+            os.close(other)
+            got = b""
+            while True:
+                try:
+                    piece = os.read(own, 4096)
+                except OSError:
+                    break
+                if not piece:
+                    break
+                got += piece
+            assert child.wait(60) == 0
+        finally:
+            os.close(own)
+            child.kill()
     return got.decode()
 
 

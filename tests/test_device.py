@@ -25,6 +25,7 @@ from kvcodec.flash.geometry import PRESETS, Geometry
 from kvcodec.flash.image import Image
 from kvcodec.layout import NO_FRAME
 from tests.caches import GEOMETRIES, TINY
+from tests.children import Child
 
 
 @pytest.fixture(params=GEOMETRIES.values(), ids=GEOMETRIES)
@@ -304,14 +305,13 @@ def test_a_file_that_never_got_its_name_is_removed(tmp_path, monkeypatch):
 
 def test_use_after_fork_is_refused(tmp_path):
     device = new_device(tmp_path / "d")
-    pid = os.fork()
-    if pid == 0:
-        try:
+
+    def use(write):
+        with pytest.raises(StoreClosed):
             device.sync()
-        except StoreClosed:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    with Child(use) as child:
+        assert child.wait() == 0
     device.close()
 
 

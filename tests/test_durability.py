@@ -15,7 +15,7 @@ from kvcodec.errors import SpecError
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from tests.caches import GEOMETRIES, TINY, bits, rows, same, tiny_model
-from tests.test_crash import in_child
+from tests.children import Child
 
 KILLS, SHARDS = 500, 5
 RAW = {"k": "raw", "v": "raw"}
@@ -68,6 +68,7 @@ def steps_for_ever(path, write):
             os.write(write, struct.pack("<q", n))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_500_kills_lose_no_step_that_returned(tmp_path, shard):
     random = np.random.default_rng(shard)
@@ -77,13 +78,11 @@ def test_500_kills_lose_no_step_that_returned(tmp_path, shard):
         kv.open(path, "w", model=tiny_model(), residual=3, device=geometry, **RAW).close()
         returned = 0
         for _ in range(KILLS // SHARDS // 4):
-            pid, report = in_child(steps_for_ever, path)
-            told = os.read(report, 8)
-            time.sleep(random.exponential(0.005))
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            told += b"".join(iter(lambda report=report: os.read(report, 4096), b""))
-            os.close(report)
+            with Child(steps_for_ever, path) as child:
+                told = child.read(8)
+                time.sleep(random.exponential(0.005))
+                assert child.kill() == -signal.SIGKILL
+                told += child.rest()
             returned = max(returned, *struct.unpack(f"<{len(told) // 8}q", told))
             with kv.open(path) as store:
                 sequence = store.sequence("a")
@@ -152,6 +151,7 @@ def coded_once(spec, stream, layer, n, heads=2, dim=16):
     return codec.decode(own, dim, DtypeId.BFLOAT16)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("spec", ["int4/token/g16", "int4/token/g16/sym"])
 @pytest.mark.parametrize("durability", ["sync", "step"])
 @pytest.mark.parametrize("sinks", [0, 4])

@@ -92,6 +92,7 @@ def busy(tmp_path_factory, request):
     return path
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("recovery", Recovery)
 def test_a_quick_walk_meets_the_same_damage(busy, tmp_path, recovery):
     random = np.random.default_rng(list(Recovery).index(recovery))
@@ -157,6 +158,7 @@ def test_a_table_enters_as_its_records(busy):
     device.close()
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize(("kind", "dtype"), [(Kind.GROUP, GROUP_HEADER), (Kind.STEP, STEP_HEADER)])
 def test_a_wrong_record_in_a_table_is_refused_as_alone(busy, kind, dtype):

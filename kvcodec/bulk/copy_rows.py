@@ -20,6 +20,7 @@ def copy_rows(source: DumpPart, store: Store, name: str, threads: int, tell: Pro
     sequence = store.sequence(name)
     there, layers = len(sequence), len(source.layers)
     tell(there * layers, source.tokens * layers)
+    store.device.image.write_past_cache()
 
     def told(span: Span) -> None:
         store.device.image.release()

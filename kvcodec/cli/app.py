@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvcodec._version import __version__
 from kvcodec.cli import bench, decode, diff, drift, encode, info, train, verify
-from kvcodec.cli.failures import print_failure
+from kvcodec.cli.failures import print_failure, reported
+from kvcodec.cli.quick import leave_pipe, print_any_name
 
 _INTERRUPTED = 130
 _WRONG_USE = 2
@@ -46,16 +48,14 @@ def root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Whatever fails is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be any bytes
+    print_any_name()
     try:
         code = app(list(arguments), prog_name="kvcodec", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         return _INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail again
-        return 1
+        return leave_pipe()
     except Exception as error:
         if not hasattr(error, "format_message"):  # what Typer raises for wrong use, whichever click it brings
             raise
@@ -64,3 +64,10 @@ def run(arguments: Sequence[str]) -> int:
         print_failure(f"{error.format_message().rstrip('.')}; see {where} --help")
         return _WRONG_USE
     return code if isinstance(code, int) else 0
+
+
+def fail(error: Exception, *, dump: Path | None, log: Path) -> int:
+    """Say in one line what a command raised; the exit code."""
+    with contextlib.suppress(typer.Exit), reported(dump=dump, log=log):
+        raise error
+    return _WRONG_USE

@@ -43,10 +43,12 @@ class Dictionary:
             1 <= shape[0] <= MAX_DICTIONARY and 1 <= shape[1] <= MAX_DIM
         ):  # fmt: skip
             raise ShapeError(f"atoms: {self.atoms.dtype} {shape}, want int8 (1 to {MAX_DICTIONARY}, 1 to {MAX_DIM})")
+        object.__setattr__(self, "atoms", np.ascontiguousarray(self.atoms))  # kernels take its address
         if not self.mean.size:
             object.__setattr__(self, "mean", np.zeros(self.dim, np.float32))
         if self.mean.shape != (self.dim,) or not np.isfinite(self.mean).all():
             raise ShapeError(f"mean: {self.mean.shape}, want ({self.dim},) finite numbers")
+        object.__setattr__(self, "mean", np.ascontiguousarray(self.mean, np.float32))
         if self.metric is not None and (
             self.metric.shape != (self.dim, self.dim) or not np.isfinite(self.metric).all()
         ):

@@ -22,6 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _RESERVE_STEP = 1 << 20
+_DIRECT_LEAST = 1 << 20  # bytes of a write that is worth its wait for the disk
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,6 +68,7 @@ class Image:
         self._map: Bytes = np.empty(0, np.uint8)
         self._pages: mmap.mmap | None = None
         self._reserved = (0, 0)
+        self._direct = -1
         self.published = True
 
     @classmethod
@@ -187,16 +189,40 @@ class Image:
         """Write all of `data` at `offset`. A failure is final for what it was meant to write."""
         left = memoryview(data)
         while left:
+            fd = self._channel(left, offset)
             try:
-                done = os.pwrite(self.fd(), left, offset)
+                done = os.pwrite(fd, left, offset)
             except InterruptedError:
                 continue
             except OSError as error:
+                if fd == self._direct and error.errno == errno.EINVAL:
+                    self._close_direct()  # this disk wants more of a write than that it is aligned to pages
+                    continue
                 kind = NoSpace if error.errno in _FULL else DeviceError
                 raise kind(error.errno, f"write at byte {offset}: {error.strerror}", str(self.path)) from error
             if not done:
                 raise DeviceError(errno.EIO, f"write at byte {offset}: nothing was written", str(self.path))
             left, offset = left[done:], offset + done
+
+    def write_past_cache(self) -> None:
+        """Have long writes of whole pages go from memory to the disk: whoever writes much that nobody reads soon saves
+        the copy, and the memory of others. Where the file system can't, nothing changes.
+        """
+        with contextlib.suppress(OSError):
+            self._direct = os.open(f"/proc/self/fd/{self.fd()}", os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+    def _channel(self, data: memoryview, offset: int) -> int:
+        """The descriptor to write `data` with."""
+        fd = self.fd()
+        if self._direct < 0 or len(data) < _DIRECT_LEAST:
+            return fd
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        return fd if (address | offset | len(data)) % mmap.PAGESIZE else self._direct
+
+    def _close_direct(self) -> None:
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = -1
 
     def reserve(self, start: int, end: int) -> None:
         """Have the disk hold the bytes from `start` to `end`, so that a later write can't find it full.
@@ -240,6 +266,7 @@ class Image:
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
+        self._close_direct()
         self._map, self._pages = np.empty(0, np.uint8), None
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):

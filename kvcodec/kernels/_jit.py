@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
+from numba.core.runtime.nrt import rtsys
 
 from kvcodec.kernels._vectors import LEVEL
 
@@ -50,6 +52,20 @@ def _cache_directory() -> str | None:
         return None
 
 
+class _KernelCache(FunctionCache):
+    """Machine code that is there needs none of what numba compiles with, whose import takes longer than its own."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled kernel, or None."""
+        load = getattr(self, "_load_overload", None)  # numba's own affair: without it the usual way is taken
+        if load is not None:
+            rtsys.initialize(target_context)  # what kernels call of numba when they take arrays
+            with self._guard_against_spurious_io_errors():
+                if (found := load(sig, target_context)) is not None:
+                    return found
+        return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+
 def _enable_cache(dispatcher: Any) -> None:
     """Caching is a convenience: a read-only installation without a home goes on without."""
     directory = _cache_directory()
@@ -58,7 +74,7 @@ def _enable_cache(dispatcher: Any) -> None:
     before = _config.CACHE_DIR
     _config.CACHE_DIR = directory
     try:
-        dispatcher.enable_caching()
+        dispatcher._cache = _KernelCache(dispatcher.py_func)  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError):
         pass
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from kvcodec.flash.image import Bytes
@@ -15,7 +17,7 @@ class Tail:
     """
 
     def __init__(self) -> None:
-        self._memory: Bytes = np.empty(0, np.uint8)
+        self._memory = _pages(0)
         self._size = 0
 
     def __len__(self) -> int:
@@ -25,7 +27,7 @@ class Tail:
         """Room for `size` more bytes, which the caller fills."""
         need = self._size + size
         if need > len(self._memory):
-            grown = np.empty(max(need, 2 * self._size), np.uint8)
+            grown = _pages(max(need, 2 * self._size))
             grown[: self._size] = self.first(self._size)
             self._memory = grown
         self._size = need
@@ -43,6 +45,11 @@ class Tail:
         """Forget the first `size` bytes."""
         left = self.rest(size).copy()
         if len(self._memory) > _KEPT:
-            self._memory = np.empty(len(left), np.uint8)
+            self._memory = _pages(len(left))
         self._memory[: len(left)] = left
         self._size = len(left)
+
+
+def _pages(size: int) -> Bytes:
+    """Memory that begins with a page, as writes past the page cache want it."""
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8) if size else np.empty(0, np.uint8)
