@@ -356,6 +356,11 @@ CODED = [
     Kind(bits, by, group, sym) for bits in (8, 4, 2) for by in (True, False) for group, sym in ((16, False), (64, True))
 ]
 RAW = [Kind(16), Kind(16, half=True), Kind(16, style=EXTREME), Kind(16, half=True, style=SUBNORMAL)]
+SPARSE = [
+    Kind(8, terms=3, atoms=40),
+    Kind(5, terms=4, atoms=70, mean=True, sets=True, low=1),
+    Kind(6, terms=2, atoms=7, sets=True, style=EXTREME),
+]
 
 
 def small_problems():
@@ -365,6 +370,10 @@ def small_problems():
         width, dims = (16, 8)[n % 3 == 2], [(16, 16), (40, 24), (1, 16)][n % 3]
         sizes = [[70, 9], [20, 59]]
         yield make_problem(n, [[kind, other], [other, kind]], sizes, dims, kv_heads=1 + n % 2, per_head=1, width=width)
+        sparse = SPARSE[n % len(SPARSE)]
+        if n % 3 == 0:
+            streams, sizes = [[sparse, other], [kind, sparse]], [[25, 50], [20, 55]]
+            yield make_problem(n, streams, sizes, (24, 16), per_head=1 + n // 3, width=width, latent=n % 2 == 1)
         if n % 4 == 1:
             yield make_problem(n, [[kind], [other]], [[40], [40]], (16, 32), per_head=2, width=width, latent=True)
 

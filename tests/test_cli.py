@@ -19,7 +19,7 @@ from tests.test_bulk import REAL, TINY, make_dump, names
 from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = ("encode", "decode", "info", "verify", "diff", "bench")
+COMMANDS = ("encode", "decode", "info", "verify", "diff", "train", "drift", "bench")
 MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 
@@ -284,7 +284,7 @@ def test_the_readme_shows_what_the_commands_print(tmp_path, monkeypatch):
         README.write_text(text)
     assert printed == shown
     lines = [line for block in shown for line in block.splitlines()]
-    assert set(COMMANDS) - {"bench"} == {line.split()[2] for line in lines if line[0:1] == "$"}
+    assert set(COMMANDS) - {"bench", "train", "drift"} == {line.split()[2] for line in lines if line[0:1] == "$"}
 
 
 def test_the_readme_examples_work(tmp_path, monkeypatch):

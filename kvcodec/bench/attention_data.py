@@ -10,6 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.bench.scale import HEAD_DIM
+from kvcodec.codecs import EncodedArray
+from kvcodec.codecs.dictionary import Dictionary, quantize_atoms
+from kvcodec.codecs.planes import lay_planes, pack_rows
+from kvcodec.codecs.pursuit import empty_codes
+from kvcodec.layout import DtypeId, StreamId
+from kvcodec.spec import CodecSpec
 
 _OFFSET = 2.0  # of K's channels, in standard deviations: what makes one scale a channel worth having
 _BLOCK = 8192  # tokens; longer caches repeat them
@@ -40,6 +46,34 @@ def make_cache(q_heads: int, kv_heads: int, tokens: int) -> Cache:
     q = np.random.default_rng(0).standard_normal((q_heads, HEAD_DIM), np.float32)
     q = q.astype(ml_dtypes.bfloat16).astype(np.float32)
     return Cache(q, make_values(kv_heads, tokens, 1), make_values(kv_heads, tokens, 2, 0.0))
+
+
+def make_dictionary(atoms: int) -> Dictionary:
+    """Random atoms of one length."""
+    rows = np.random.default_rng(3).standard_normal((atoms, HEAD_DIM))
+    return Dictionary(quantize_atoms(rows / np.linalg.norm(rows, axis=1, keepdims=True)), ((0, StreamId.K),))
+
+
+def make_codes(spec: str, dictionary: Dictionary, heads: int, tokens: int, stream: StreamId) -> EncodedArray:
+    """Random codes over a dictionary, of vectors whose channels have a standard deviation of about 1: no pursuit.
+
+    tokens: whole records of them.
+    """
+    bound = CodecSpec.parse(spec).bound_to(dictionary.size, bytes(16))
+    own, random = bound.sparse, np.random.default_rng(int(stream))
+    assert own is not None
+    codes, most = empty_codes(heads * tokens, own.atoms), (1 << (own.bits - 1)) - 1
+    block = min(len(codes.scales), _BLOCK)
+    chosen = np.argsort(random.random((block, dictionary.size), np.float32), axis=1)[:, : own.atoms]
+    codes.indices[:] = np.tile(chosen, (-(-len(codes.scales) // block), 1))[: len(codes.scales)]
+    codes.coefficients[:] = random.integers(-most, most + 1, codes.coefficients.shape)
+    length = float(np.linalg.norm(dictionary.atoms.astype(np.float64), axis=1).mean()) * most * math.sqrt(own.atoms / 3)
+    scales = random.uniform(0.5, 1.5, len(codes.scales)) * math.sqrt(HEAD_DIM) / length
+    codes.scales[:] = scales.astype(ml_dtypes.bfloat16).view(np.uint16)
+    body = lay_planes(pack_rows(codes, own).reshape(tokens, heads, -1), bound.group, own)
+    shape = tokens, heads, HEAD_DIM
+    errors = np.zeros(body.shape[:2], np.uint16)
+    return EncodedArray(bound, stream, DtypeId.BFLOAT16, *shape, body, body[:0], errors, dictionary)
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[np.float64]:

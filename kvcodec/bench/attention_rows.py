@@ -1,4 +1,6 @@
-"""Rows of scores and whole attention on a cache of INT4. Times are those of a token and a query head."""
+"""Rows of scores and whole attention on a cache of INT4, and of codes over a dictionary. Times are those of a token and
+a query head.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,20 @@ from numpy.typing import NDArray
 
 from kvcodec.attention.arrays import Scores, prepare_arrays
 from kvcodec.attention.run import Prepared
-from kvcodec.bench.attention_data import attend, make_cache, make_values
+from kvcodec.bench.attention_data import attend, make_cache, make_codes, make_dictionary, make_values
 from kvcodec.bench.attention_peers import enter_attention, enter_scores
 from kvcodec.bench.peers import Peers
 from kvcodec.bench.row import OURS, READ, Contender, Entry, Row, WrongResult, require_close
 from kvcodec.bench.scale import HEAD_DIM, KV_HEADS, Scale
 from kvcodec.codecs import EncodedArray, decode_array, encode_array
+from kvcodec.layout import StreamId
 
 _NAMES = {16: OURS, 8: f"{OURS}, 8-bit query"}
 _Q_HEADS = 32
+_SHARED = 4  # query heads of one KV head
+_ATOMS = 1024
+_SPARSE = {"u16": "dict/s8", "ef": "dict/s8/c6/ef"}  # 26 and 17 bytes a vector
+_INT4 = f"{OURS}, INT4"
 _FEW = 2048  # tokens that stay in the caches of two cores
 
 
@@ -39,7 +46,66 @@ def attention_rows(scale: Scale) -> list[Row]:
             "token", lambda peers, _: _attention(peers, KV_HEADS, KV_HEADS, far, READ)),
         Row("attend-2-threads", "heads that share KV heads, on 2 threads", f"{_FEW} tokens, {shared} x {HEAD_DIM}",
             "token", lambda _peers, _: _threads(_FEW)),
+        *(row for name, spec in _SPARSE.items() for row in _dictionary_rows(scale, name, spec)),
     ]  # fmt: skip
+
+
+def _dictionary_rows(scale: Scale, name: str, spec: str) -> list[Row]:
+    tokens, far, shared = scale.context, scale.long_context, f"{_SHARED} heads on 1"
+    atoms = f"{spec}, {_ATOMS} atoms"
+    return [
+        Row(f"score-dict-{name}-1-head", "scores of one query, over a dictionary",
+            f"{atoms}, {tokens} tokens x {HEAD_DIM}", "token", lambda _peers, _: _sparse_scores(spec, 1, tokens)),
+        Row(f"score-dict-{name}-{_SHARED}-heads", "the same, heads that share a KV head",
+            f"{atoms}, {tokens} tokens, {shared} x {HEAD_DIM}", "token",
+            lambda _peers, _: _sparse_scores(spec, _SHARED, tokens)),
+        Row(f"attend-dict-{name}-memory", "attention over a dictionary, from memory",
+            f"{atoms}, {far} tokens, {KV_HEADS} heads x {HEAD_DIM}", "token",
+            lambda peers, _: _sparse_attention(peers, spec, KV_HEADS, KV_HEADS, far, READ)),
+        Row(f"attend-dict-{name}-32-heads", "the same, heads that share KV heads",
+            f"{atoms}, {tokens} tokens, {_Q_HEADS} heads on {KV_HEADS} x {HEAD_DIM}", "token",
+            lambda peers, _: _sparse_attention(peers, spec, _Q_HEADS, KV_HEADS, tokens, "")),
+    ]  # fmt: skip
+
+
+def _sparse_scores(spec: str, heads: int, tokens: int) -> Sequence[Entry]:
+    """Scores over a dictionary, the query's products with the atoms included, and those of INT4."""
+    q, k = make_cache(heads, 1, 1).q, make_values(1, tokens, 1)
+    both = {OURS: make_codes(spec, make_dictionary(_ATOMS), 1, tokens, StreamId.K)}
+    both[_INT4] = _encode(k, "int4/channel/g64", "k")
+    entries: list[Entry] = []
+    for name, coded in both.items():
+        scores, rows = Scores(q, coded, scale=None, query_bits=16), decode_array(coded, dtype=np.float32)[:, 0]
+        wanted = q.astype(np.float64) @ rows.astype(np.float64).T / math.sqrt(HEAD_DIM)
+
+        def check(name: str = name, scores: Scores = scores, wanted: NDArray[np.float64] = wanted) -> None:
+            require_close(name, scores.run() * (math.log(2) / 65536), wanted, 1e-3)
+
+        entries.append(Contender(name, scores.run, tokens * heads, coded.nbytes, "", check))
+    return entries
+
+
+def _sparse_attention(
+    peers: Peers, spec: str, q_heads: int, kv_heads: int, tokens: int, bound: str
+) -> Sequence[Entry]:
+    """Attention where keys and values are codes over a dictionary, INT4, and the peers on as many tokens."""
+    data, atoms = make_cache(q_heads, kv_heads, tokens), make_dictionary(_ATOMS)
+    sparse = tuple(make_codes(spec, atoms, kv_heads, tokens, stream) for stream in (StreamId.K, StreamId.V))
+    int4 = _encode(data.k, "int4/channel/g64", "k"), _encode(data.v, "int4/token/g64", "v")
+    entries: list[Entry] = []
+    for name, (k, v), tolerance in ((OURS, sparse, 1e-3), (_INT4, int4, 5e-4)):
+        prepared, wanted = prepare_arrays(data.q, k, v), _attend_decoded(data.q, k, v)
+
+        def check(
+            name: str = name,
+            prepared: Prepared = prepared,
+            wanted: NDArray[np.float64] = wanted,
+            tolerance: float = tolerance,
+        ) -> None:
+            require_close(name, prepared.run()[0].output(), wanted, tolerance)
+
+        entries.append(Contender(name, prepared.run, tokens * q_heads, k.nbytes + v.nbytes, bound, check))
+    return [*entries, *enter_attention(peers, data, bound=bound)]
 
 
 def _scores(peers: Peers, tokens: int, bound: str) -> Sequence[Entry]:

@@ -82,7 +82,8 @@ class Dictionary:
     def _seen(self) -> NDArray[np.float32]:
         """float32 (N, d): what a vector is multiplied by to have its products with the unit atoms, in the metric."""
         unit = self.atoms.astype(np.float32) / self.norms[:, None]
-        return unit if self.metric is None else np.matmul(unit, self.metric, dtype=np.float32)
+        seen: NDArray[np.float32] = unit if self.metric is None else (unit @ self.metric).astype(np.float32)
+        return seen
 
     @cached_property
     def tiles(self) -> NDArray[np.float32]:
@@ -113,7 +114,8 @@ class Dictionary:
     def energies(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 (n,): squared lengths of vectors (n, d), in the metric."""
         other = rows if self.metric is None else rows @ self.metric
-        return np.maximum(np.einsum("nd,nd->n", other, rows), 0).astype(np.float32)
+        lengths: NDArray[np.float32] = np.maximum(np.einsum("nd,nd->n", other, rows), 0).astype(np.float32)
+        return lengths
 
     def head(self) -> bytes:
         """What stands before the atoms: uses, and the mean if there is one."""
