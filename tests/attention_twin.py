@@ -235,7 +235,7 @@ def empty_buckets(buckets, atoms, mean, power, state):
     shares = buckets.shares
     if not shares.total:
         return
-    shift = max(max(abs(n) for n in buckets.numbers).bit_length() - 29, 0)
+    shift = max(max(max(n, ~n) for n in buckets.numbers).bit_length() - 29, 0)
     numbers = [round_half(n, shift) for n in buckets.numbers]
     totals = [sum(n * int(a) for n, a in zip(numbers, column, strict=True) if n) for column in atoms.T]
     add_totals(state, totals, buckets.exponent - 16 + shift)

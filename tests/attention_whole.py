@@ -9,11 +9,11 @@ import numpy as np
 from tests.attention_twin import (
     BIAS,
     PART_BITS,
+    Buckets,
     State,
     add_logit,
     add_logits,
     add_outputs,
-    Buckets,
     add_weights,
     count_shares,
     dot_tiles,

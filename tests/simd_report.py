@@ -61,6 +61,7 @@ def solve_all() -> dict:
     attend = import_attend()
     from kvcodec.attention.arrays import score_arrays
     from kvcodec.codecs import encode_array
+    from kvcodec.kernels import lookup
     from kvcodec.kernels._vectors import LEVEL, find_level
     from tests.attention_problems import hash_problems
 

@@ -1,5 +1,6 @@
 """An error bound on every vector over a dictionary: it holds, whatever the rows, and what is kept to make it hold."""
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -9,16 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import kvcodec as kv
 from kvcodec.bulk.encode import encode_dump
 from kvcodec.bulk.verify import verify_log
+from kvcodec.cli.app import app
 from kvcodec.cli.info_report import gather_info, print_info
 from kvcodec.codecs.bitmap import CODES, INT4, RAW, Mixed, bitmap_bytes, join_rows, pack_kinds, take_mixed, unpack_kinds
 from kvcodec.codecs.bounded import BoundedCodec
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.pursuit import pursue
 from kvcodec.codecs.rows import GroupedRows, row_codec_for
+from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dumps import create_dump, open_dump
 from kvcodec.errors import CorruptRecord, SpecError
 from kvcodec.layout import DtypeId, StreamId
@@ -482,6 +486,26 @@ def test_info_tells_what_vectors_are_kept_as(tmp_path, capsys):
     assert "INT4" in shown
 
 
+def test_counting_passes_over_damage(tmp_path):
+    x, spec, path = mixed_rows(BF16), "dict/s6/c6/ef/max0.1", tmp_path / "a.kvlog"
+    write(path, x, spec)
+    _, _, before = check(path, x, spec)
+    with kv.open(path) as store:
+        extents = next(iter(next(iter(store.index.sequences.values())).maps.values()))
+        place = next(part.place for extent in extents for part in extent.coded.parts if part.bitmap)
+        at = store.device.file_offset(place.block, place.offset) + 128 + 64
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with kv.open(path) as store:
+        after = store.stats().sequences[0].vectors
+        with pytest.raises(CorruptRecord):
+            store.sequence("a").read(0)
+    assert after.codes + after.int4 + after.raw == before.codes + before.int4 + before.raw
+    assert after.codes > before.codes
+    assert verify_log(path).verdict == "damaged"
+
+
 # -- the real model ------------------------------------------------------------------------------------------------
 
 
@@ -517,6 +541,17 @@ def test_every_vector_of_the_real_model(tmp_path, real, error):
     assert vectors.int4
     assert (vectors.raw > 0) == (error == 0.1)
     assert verify_log(path).verdict == "clean"
+
+
+def test_the_command_line_takes_a_bound(tmp_path, real):
+    log, path = tmp_path / "a.kvlog", tmp_path / "m.kvdict"
+    write_artefact(path, Artefact(real[1], {}))
+    arguments = ["encode", REAL, log, "--k", "dict/s24/c6/ef", "--dictionary", path, "--max-error", "0.25", "--quiet"]
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == 0, done.output
+    shown = json.loads(CliRunner().invoke(app, ["info", str(log), "--json"]).stdout)["sequences"][0]
+    assert shown["codecs"] == ["k=dict/s24/c6/ef/max0.25/g64", "v=int4/token/g64"]
+    assert set(shown["vectors"]) == {"codes", "int4", "raw", "mean_atoms"}
 
 
 def write_dump(path, rows, tokens):

@@ -80,7 +80,15 @@ def test_interpreted_kernels_give_the_integers_of_the_twins(report, wanted):
 
 
 PARTS = {
-    "attend_items": ["dot_tiles", "weigh_tokens", "score_rows", "value_rows", "add_outputs", "unpack_codes", "score_codes"],
+    "attend_items": [
+        "dot_tiles",
+        "weigh_tokens",
+        "score_rows",
+        "value_rows",
+        "add_outputs",
+        "unpack_codes",
+        "score_codes",
+    ],
     "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes"],
     "merge_slots": [],
     "make_tables": ["multiply_atoms"],

@@ -173,7 +173,11 @@ def _tables(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[n
     for use in task.uses:
         streams.append((align(use.dim, TILE_LANES), at, use.scored, use.valued, use.token_lane))
         at += align(use.dim, TILE_LANES) if use.scored else 0
-    return np.ascontiguousarray(strips), np.array(task.forms, np.int64).reshape(-1, len(Form._fields)), np.array(streams, np.int64)
+    return (
+        np.ascontiguousarray(strips),
+        np.array(task.forms, np.int64).reshape(-1, len(Form._fields)),
+        np.array(streams, np.int64),
+    )
 
 
 def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:

@@ -76,7 +76,7 @@ def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms) -> Form:
 def form_of(
     spec: CodecSpec, stream: StreamId, tokens: int, dim: int, dtype: DtypeId, dictionary: Dictionary | None = None
 ) -> Form:
-    """Form of a GROUP record; that of codes over a dictionary holds as long as the dictionary does. Raises SpecError."""
+    """Form of a GROUP record; of codes over a dictionary good as long as the dictionary is there. Raises SpecError."""
     if spec.sparse is not None:
         if dictionary is None:
             raise SpecError(f"{spec} needs a dictionary")

@@ -69,6 +69,7 @@ def make_codes(spec: str, dictionary: Dictionary, heads: int, tokens: int, strea
     codes.coefficients[:] = random.integers(-most, most + 1, codes.coefficients.shape)
     length = float(np.linalg.norm(dictionary.atoms.astype(np.float64), axis=1).mean()) * most * math.sqrt(own.atoms / 3)
     scales = random.uniform(0.5, 1.5, len(codes.scales)) * math.sqrt(HEAD_DIM) / length
+    codes.counts[:] = own.atoms
     codes.scales[:] = scales.astype(ml_dtypes.bfloat16).view(np.uint16)
     body = lay_planes(pack_rows(codes, own).reshape(tokens, heads, -1), bound.group, own)
     shape = tokens, heads, HEAD_DIM

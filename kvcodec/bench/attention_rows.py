@@ -85,9 +85,7 @@ def _sparse_scores(spec: str, heads: int, tokens: int) -> Sequence[Entry]:
     return entries
 
 
-def _sparse_attention(
-    peers: Peers, spec: str, q_heads: int, kv_heads: int, tokens: int, bound: str
-) -> Sequence[Entry]:
+def _sparse_attention(peers: Peers, spec: str, q_heads: int, kv_heads: int, tokens: int, bound: str) -> Sequence[Entry]:
     """Attention where keys and values are codes over a dictionary, INT4, and the peers on as many tokens."""
     data, atoms = make_cache(q_heads, kv_heads, tokens), make_dictionary(_ATOMS)
     sparse = tuple(make_codes(spec, atoms, kv_heads, tokens, stream) for stream in (StreamId.K, StreamId.V))

@@ -6,6 +6,7 @@ round, take more. A record has room for as many atoms as make it smallest: vecto
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,13 @@ class BoundedCodec(SparseCodec):
 
     def __init__(self, spec: CodecSpec, dictionary: Dictionary) -> None:
         super().__init__(spec, dictionary)
-        codes = self._rows.codes
-        self._sizes = {n: codes.with_atoms(n).row_bytes for n in range(codes.low + 1, codes.atoms + 1)}
         self._int4 = GroupedRows(INT4_SPEC, StreamId.K)
+
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        """Bytes of a row by atoms."""
+        codes = self._rows.codes
+        return {n: codes.with_atoms(n).row_bytes for n in range(codes.low + 1, codes.atoms + 1)}
 
     def encode(
         self,

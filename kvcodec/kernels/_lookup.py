@@ -1,4 +1,4 @@
-"""What attention over dictionaries does with vectors: tables of products, looking them up, sums by atom. See _vectors.py.
+"""What attention over dictionaries does with vectors: tables of products and sums by atom. See _vectors.py.
 
 Query heads go by fours, which share a KV head's indices: of each atom an entry holds four products, int16, and looking
 up two atoms of a token is one multiplication for four heads. No SIMD level has a better way on its own: entries are
@@ -22,8 +22,10 @@ from kvcodec.kernels._vectors import (
     I64X8,
     INT,
     LEVEL,
+    LONG,
     WORD,
     Lanes,
+    Longs,
     all_of,
     broadcast,
     call,
@@ -34,6 +36,7 @@ from kvcodec.kernels._vectors import (
     store,
 )
 
+_cgutils: Any = cgutils
 QUAD = 4  # heads of an entry
 ROWS = 64  # tokens of a block
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -113,7 +116,7 @@ def _(b: Any, atoms: Any, stride: Any, weights: Any, count: Any, to: Any) -> Non
     rows = [_plus(b, atoms, ir.Constant(stride.type, 0), 1)]
     for _ in range(QUAD - 1):
         rows.append(b.add(rows[-1], stride))
-    sums = [cgutils.alloca_once_value(b, all_of(_I32X8, 0)) for _ in rows]
+    sums = [_cgutils.alloca_once_value(b, all_of(_I32X8, 0)) for _ in rows]
     with cgutils.for_range(b, b.lshr(count, ir.Constant(count.type, 4))) as loop:
         own = load(b, _plus(b, weights, loop.index, 32), I16X16)
         for place, row in zip(sums, rows, strict=True):
@@ -139,7 +142,7 @@ def store_heads(one: Any, two: Any, three: Any, four: Any, to: Any) -> None:
 def _(b: Any, one: Any, two: Any, three: Any, four: Any, to: Any) -> None:
     low, high = all_of(Lanes.ir, 0xFFFF), all_of(Lanes.ir, 16)
     pairs = [b.or_(b.and_(even, low), b.shl(odd, high)) for even, odd in ((one, two), (three, four))]
-    store(b, pick(b, *pairs, [n + 16 * k for n in range(16) for k in range(2)]), to)
+    store(b, pick(b, pairs[0], pairs[1], [n + 16 * k for n in range(16) for k in range(2)]), to)
 
 
 # -- scores ----------------------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ def _multiply_pairs(b: Any, one: Any, two: Any) -> Any:
 @compiled(look_up, types.void, INT, INT, INT, INT, INT, INT, INT)
 def _(b: Any, indices: Any, pairs: Any, count: Any, table: Any, first: Any, last: Any, sums: Any) -> None:
     two = ir.Constant(first.type, 2)
-    totals = [cgutils.alloca_once(b, _I32X4) for _ in range(4)]  # of four tokens
+    totals = [_cgutils.alloca_once(b, _I32X4) for _ in range(4)]  # of four tokens
     with cgutils.for_range(b, b.lshr(last, two), start=b.lshr(first, two)) as group:
         for place in totals:
             b.store(all_of(_I32X4, 0), place)
@@ -183,13 +186,13 @@ def _(b: Any, indices: Any, pairs: Any, count: Any, table: Any, first: Any, last
                     load(b, _plus(b, table, b.zext(load(b, _at(b, here, 2 * n + at), I16), I64), 8), _I16X8)
                     for at in (0, 2 * ROWS)
                 ]
-                woven = pick(b, *entries, [0, 8, 1, 9, 2, 10, 3, 11])
+                woven = pick(b, entries[0], entries[1], [0, 8, 1, 9, 2, 10, 3, 11])
                 code = b.bitcast(broadcast(b, load(b, _at(b, coded, 4 * n), I32), _I32X4), _I16X8)
                 b.store(b.add(b.load(place), _multiply_pairs(b, woven, code)), place)
         out = _plus(b, sums, group.index, 16)
         halves = [pick(b, b.load(totals[n]), b.load(totals[n + 1]), list(range(8))) for n in (0, 2)]
         for head in range(QUAD):
-            store(b, pick(b, *halves, [head + 4 * n for n in range(4)]), _at(b, out, 4 * ROWS * head))
+            store(b, pick(b, halves[0], halves[1], [head + 4 * n for n in range(4)]), _at(b, out, 4 * ROWS * head))
 
 
 def multiply_high_each(lanes: Any, factors: Any) -> Any:
@@ -245,9 +248,9 @@ def _turn_weights(b: Any, weights: Any, heads: int) -> list[Any]:
         return [b.sext(b.extract_element(rows[0], ir.Constant(I32, n)), I64) for n in range(4)]
     wide = ir.VectorType(I64, heads)
     if heads == 2:
-        return [b.sext(pick(b, *rows, [n, n + 4]), wide) for n in range(4)]
+        return [b.sext(pick(b, rows[0], rows[1], [n, n + 4]), wide) for n in range(4)]
     halves = [pick(b, rows[n], rows[n + 1], list(range(8))) for n in (0, 2)]
-    return [b.sext(pick(b, *halves, [n + 4 * h for h in range(4)]), wide) for n in range(4)]
+    return [b.sext(pick(b, halves[0], halves[1], [n + 4 * h for h in range(4)]), wide) for n in range(4)]
 
 
 def _register(twin: Callable[..., None], heads: int) -> None:
@@ -274,3 +277,80 @@ def _register(twin: Callable[..., None], heads: int) -> None:
 
 for _twin, _heads in ((add_codes, 1), (add_codes_of_two, 2), (add_codes_of_four, 4)):
     _register(_twin, _heads)
+
+
+# -- buckets into outputs ----------------------------------------------------------------------------------------------
+
+
+def load_every(address: Any, step: Any) -> Any:
+    """Longs of 8 int64 `step` bytes apart."""
+    return np.array([memory(address + n * step, 1, np.int64)[0] for n in range(8)])
+
+
+@compiled(load_every, Longs, INT, INT)
+def _(b: Any, address: Any, step: Any) -> Any:
+    longs = ir.Constant(Longs.ir, ir.Undefined)
+    for n in range(8):
+        place = b.add(address, b.mul(step, ir.Constant(step.type, n)))
+        longs = b.insert_element(longs, load(b, place, I64), ir.Constant(I32, n))
+    return longs
+
+
+def splat_long(number: Any) -> Any:
+    """Longs that all hold one int64."""
+    return np.full(8, number, np.int64)
+
+
+@compiled(splat_long, Longs, LONG)
+def _(b: Any, number: Any) -> Any:
+    return broadcast(b, number, Longs.ir)
+
+
+def join_longs(longs: Any) -> Any:
+    """The 8 numbers, or'd."""
+    return np.int64(np.bitwise_or.reduce(longs))
+
+
+@compiled(join_longs, LONG, Longs)
+def _(b: Any, longs: Any) -> Any:
+    return call(b, "llvm.vector.reduce.or.v8i64", I64, longs)
+
+
+def store_long_halves(longs: Any, address: Any) -> None:
+    """8 int64 that fit an int16."""
+    memory(address, 8, np.int16)[:] = longs.astype(np.int16)
+
+
+@compiled(store_long_halves, types.void, Longs, INT)
+def _(b: Any, longs: Any, address: Any) -> None:
+    store(b, b.trunc(longs, _I16X8), address)
+
+
+def weigh_atoms_twice(atoms: Any, stride: Any, count: Any, high: Any, low: Any, to: Any) -> None:
+    """32 int32: 16 channels, int8, of `count` atoms, an even number, times an int16 each: first the high ones."""
+    rows = np.stack([memory(atoms + n * stride, 16, np.int8).astype(np.int32) for n in range(count)])
+    both = [memory(address, count, np.int16).astype(np.int32) for address in (high, low)]
+    memory(to, 32, np.int32)[:] = np.concatenate([(rows * own[:, None]).sum(axis=0, dtype=np.int32) for own in both])
+
+
+@compiled(weigh_atoms_twice, types.void, INT, INT, INT, INT, INT, INT)
+def _(b: Any, atoms: Any, stride: Any, count: Any, high: Any, low: Any, to: Any) -> None:
+    """Channels 0 to 3 and 8 to 11 are added apart from the others: as vpunpck leaves them."""
+    one = ir.Constant(count.type, 1)
+    sums = [_cgutils.alloca_once_value(b, all_of(_I32X8, 0)) for _ in range(4)]
+    orders = [
+        [n + 8 * half + 16 * k for half in range(2) for n in range(at, at + 4) for k in range(2)] for at in (0, 4)
+    ]
+    with cgutils.for_range(b, b.lshr(count, one)) as loop:
+        here = b.add(atoms, b.mul(loop.index, b.shl(stride, one)))
+        rows = [b.sext(load(b, address, _I8X16), I16X16) for address in (here, b.add(here, stride))]
+        woven = [pick(b, rows[0], rows[1], order) for order in orders]
+        for k, halves in enumerate((high, low)):
+            pair = b.bitcast(broadcast(b, load(b, _plus(b, halves, loop.index, 4), I32), _I32X8), I16X16)
+            for n in range(2):
+                place = sums[2 * k + n]
+                b.store(b.add(b.load(place), add_pairs(b, woven[n], pair)), place)
+    order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+    for k in range(2):
+        total = pick(b, b.load(sums[2 * k]), b.load(sums[2 * k + 1]), order)
+        store(b, total, _at(b, to, 64 * k))

@@ -55,7 +55,6 @@ from kvcodec.kernels.score import score_strip
 from kvcodec.kernels.softmax import begin_state, count_shares, merge_state, weigh_logits
 from kvcodec.kernels.values import value_strip
 
-
 table_bytes_ = inline(table_bytes)
 
 
@@ -90,7 +89,9 @@ def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -
             segment = np.int64(SEGMENT) if scored else dim
             align_rows(row, form.row_stride, tokens, dim, segment, form.half, scratch.rows + s * scratch.area)
             if scored and valued:
-                align_rows(row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area)
+                align_rows(
+                    row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area
+                )
         elif form.terms:
             after = load_long(later + place) + heads[1] * form.head_stride
             block, next_ = start >> 6, load_long(later + place + 16) >> 6
@@ -140,7 +141,7 @@ def score_streams(strip: Any, later: Any, heads: Any, tables: Any, query: Any, s
 def attend_strip(
     strip: Any, later: Any, heads: Any, tables: Any, query: Any, scratch: Any, state: Any, outputs: Any, buckets: Any
 ) -> None:
-    """Take a strip into the state of one query head, number buckets[1] of its KV head. The last stream has the values."""
+    """Take a strip into the state of a query head, number buckets[1] of its KV head. The last stream has the values."""
     score_streams(strip, later, heads, tables, query, scratch)
     s, tokens = tables.count - 1, load_long(strip + TOKENS)
     stream, start = tables.streams + STREAM_BYTES * s, load_long(strip + PLACES + PLACE_BYTES * s + 16)

@@ -10,16 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from kvcodec.kernels._atoms import weigh_atoms
 from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._lanes import bit_length, splat
-from kvcodec.kernels._lookup import add_codes, add_codes_of_four, add_codes_of_two
+from kvcodec.kernels._lookup import (
+    add_codes,
+    add_codes_of_four,
+    add_codes_of_two,
+    join_longs,
+    load_every,
+    splat_long,
+    store_long_halves,
+    weigh_atoms_twice,
+)
 from kvcodec.kernels._simd import (
     load_long,
     load_longs,
     load_signed,
     load_word,
-    store_half,
     store_lanes,
     store_long,
     store_longs,
@@ -52,7 +59,7 @@ grouped = part(count_grouped)
 
 def bucket_bytes(padded: int, per_head: int) -> int:
     """Bytes of the buckets of one KV head, for `padded` atoms at most."""
-    heads = count_grouped(per_head)
+    heads = int(count_grouped(per_head))
     return -(-per_head // heads) * (HEADER + 8 * heads * padded)
 
 
@@ -144,29 +151,46 @@ def enter_codes(
 
 
 @part
-def find_greatest(group: Any, place: Any, first: Any, last: Any) -> Any:
-    """The greatest magnitude of a head's buckets number first to last."""
+def find_bits(group: Any, place: Any, padded: Any) -> Any:
+    """Bits of a head's buckets, their signs apart."""
     lane, heads = place
-    most = ZERO
-    for n in range(first, last):
-        most = max(most, abs(load_long(group + HEADER + 8 * (n * heads + lane))))
-    return most
+    most, step = splat_long(ZERO), 8 * heads
+    for n in range(0, padded, 8):
+        here = load_every(group + HEADER + n * step + 8 * lane, step)
+        most = most | (here ^ (here >> 63))
+    return np.int64(bit_length(join_longs(most)))
+
+
+@part
+def find_any(group: Any, place: Any, first: Any) -> Any:
+    """Whether any of a head's BLOCK buckets from `first` on is not 0."""
+    lane, heads = place
+    most, step = splat_long(ZERO), 8 * heads
+    for n in range(first, first + BLOCK, 8):
+        most = most | load_every(group + HEADER + n * step + 8 * lane, step)
+    return join_longs(most) != 0
+
+
+@part
+def split_buckets(group: Any, place: Any, first: Any, shift: Any, halves: Any) -> None:
+    """BLOCK numbers, buckets rounded, as int16: their high parts, and behind them their low ones, of LOW_BITS."""
+    lane, heads = place
+    half, step, middle = np.int64((ONE << shift) >> ONE), 8 * heads, np.int64(ONE << LOW_BITS >> ONE)
+    for n in range(0, BLOCK, 8):
+        number = (load_every(group + HEADER + (first + n) * step + 8 * lane, step) + half) >> shift
+        high = (number + middle) >> LOW_BITS
+        store_long_halves(high, halves + 2 * n)
+        store_long_halves(number - (high << LOW_BITS), halves + 2 * (BLOCK + n))
 
 
 @part
 def multiply_block(atoms: Any, dim: Any, halves: Any, totals: Any) -> None:
     """Add BLOCK atoms times their numbers, high * 2**15 + low, to int64 totals of all channels."""
-    high, low = halves, halves + 2 * BLOCK
+    sums = halves + 4 * BLOCK
     for c in range(0, dim, 16):
-        upper, lower = splat(np.int32(0)), splat(np.int32(0))
-        for n in range(0, BLOCK, 2):
-            one = atoms + n * dim + c
-            upper = weigh_atoms(upper, one, one + dim, load_word(high + 2 * n))
-            lower = weigh_atoms(lower, one, one + dim, load_word(low + 2 * n))
-        store_lanes(upper, halves + 4 * BLOCK)
-        store_lanes(lower, halves + 4 * BLOCK + 64)
+        weigh_atoms_twice(atoms + c, dim, BLOCK, halves, halves + 2 * BLOCK, sums)
         for k in range(0, 16, 8):
-            more = (widen_lanes(halves + 4 * BLOCK + 4 * k) << LOW_BITS) + widen_lanes(halves + 4 * BLOCK + 64 + 4 * k)
+            more = (widen_lanes(sums + 4 * k) << LOW_BITS) + widen_lanes(sums + 64 + 4 * k)
             at = totals + 8 * (c + k)
             store_longs(load_longs(at) + more, at)
 
@@ -174,20 +198,13 @@ def multiply_block(atoms: Any, dim: Any, halves: Any, totals: Any) -> None:
 @part
 def multiply_buckets(dictionary: Any, dim: Any, group: Any, place: Any, scratch: Any) -> Any:
     """scratch.sums, int64: a head's buckets, rounded to NUMBER_BITS, times the atoms. How far they were shifted."""
-    lane, heads = place
     padded, atoms, totals = load_long(dictionary + PADDED), load_long(dictionary + ATOMS), scratch.sums
     for c in range(0, 8 * dim, 64):
         store_lanes(splat(np.int32(0)), totals + c)
-    most = find_greatest(group, place, ZERO, padded)
-    shift = max(np.int64(bit_length(most)) - NUMBER_BITS, ZERO)
-    half = np.int64((ONE << shift) >> ONE)
+    shift = max(find_bits(group, place, padded) - NUMBER_BITS, ZERO)
     for first in range(0, padded, BLOCK):
-        if find_greatest(group, place, first, first + BLOCK):
-            for n in range(BLOCK):
-                number = np.int64(load_long(group + HEADER + 8 * ((first + n) * heads + lane)) + half) >> shift
-                high = np.int64(number + (ONE << LOW_BITS >> ONE)) >> LOW_BITS
-                store_half(np.int16(high), scratch.tokens + 2 * n)
-                store_half(np.int16(number - (high << LOW_BITS)), scratch.tokens + 2 * (BLOCK + n))
+        if find_any(group, place, first):
+            split_buckets(group, place, first, shift, scratch.tokens)
             multiply_block(atoms + first * dim, dim, scratch.tokens, totals)
     return shift
 
@@ -242,7 +259,7 @@ def empty_groups(dictionary: Any, buckets: Any, per_head: Any, sinks: Any, scrat
 
 @part
 def turn_buckets(dictionary: Any, other: Any, buckets: Any, per_head: Any, sinks: Any, scratch: Any) -> Any:
-    """Have a KV head's buckets, of one dictionary or 0, be those of another, or stay as they are for 0: whose they are."""
+    """Whose a KV head's buckets, of one dictionary or 0, are after a strip: of another one, or for 0 as they were."""
     if other == 0 or other == dictionary:
         return dictionary
     if dictionary:

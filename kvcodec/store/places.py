@@ -13,13 +13,13 @@ from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import TILE_LANES, CodecId
 from kvcodec.log.reader import Log, Place
+from kvcodec.spec import CodecSpec
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent, ExtentMap
 from kvcodec.store.headers import read_spec
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.reading import load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
-from kvcodec.spec import CodecSpec
 
 _COPIES_MAX = 256  # records of which a copy is kept
 
