@@ -379,6 +379,22 @@ def test_a_log_that_only_names_its_dictionaries(tmp_path):
     assert verify_log(path, dictionary=own).verdict == "clean"
 
 
+def test_programmed_bytes_of_17_byte_vectors(tmp_path):
+    """14 times fewer than 16 bits, every overhead but the dictionaries counted: d = 128, no residual window, tlc."""
+    model, path, rng = kv.Model.uniform(2, 8, 128), tmp_path / "a.kvlog", np.random.default_rng(0)
+    own = make_set(size=1024, dim=128)
+    spec = "dict/s8/c6/ef/g256"
+    with kv.open(path, "w", model=model, k=spec, v=spec, residual=0, sinks=0, dictionary=own, device="tlc") as store:
+        for n in range(2):
+            rows = rng.standard_normal((2048, 8, 128), dtype=np.float32)
+            store.sequence("a").append(n, rows, rows)
+    with kv.open(path) as store:
+        stats = store.stats().as_dict()
+    assert stats["bytes_per_number"] == 17 / 128
+    assert stats["ratio_programmed_without_dictionaries"] >= 14
+    assert stats["dictionary_bytes"] >= own.nbytes == 4 * 1024 * 128
+
+
 def test_refused_bindings(tmp_path):
     path = tmp_path / "a.kvlog"
     wide = make_set(dim=48)

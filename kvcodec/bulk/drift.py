@@ -37,25 +37,26 @@ _BINS = 16
 class Curve:
     """Errors of one stream of a text. Each is that of the heads of a record, of all layers, relative.
 
-    firsts, errors: of records, where in the text they begin and the root of the mean square over heads. unknown:
-    records that do not say theirs, because their rows were coded one by one.
+    spans, squares: of records, their tokens (first, end) in the text and the mean square over heads. unknown: records
+    that do not say theirs, because their rows were coded one by one.
     """
 
-    firsts: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)
     unknown: int = 0
 
-    def add(self, first: int, figures: NDArray[Any]) -> None:
-        """Enter a record's error figures, in 1/32768."""
+    def add(self, first: int, tokens: int, figures: NDArray[Any]) -> None:
+        """Enter the error figures, in 1/32768, of a record of so many tokens."""
         known = figures[figures != _UNKNOWN].astype(np.float64)
         self.unknown += not len(known)
         if len(known):
-            self.firsts.append(first)
+            self.spans.append((first, first + tokens))
             self.squares.append(float(np.mean((known / _STEPS) ** 2)))
 
     def error(self, start: int = 0, end: int = 1 << 62) -> float:
-        """Root of the mean square error of the records that begin from `start` on and before `end`; NaN of none."""
-        chosen = [s for first, s in zip(self.firsts, self.squares, strict=True) if start <= first < end]
+        """Root of the mean square error of the records that hold any of the tokens start to end - 1; NaN of none."""
+        pairs = zip(self.spans, self.squares, strict=True)
+        chosen = [square for (first, behind), square in pairs if first < end and behind > start]
         return math.sqrt(sum(chosen) / len(chosen)) if chosen else math.nan
 
 
@@ -164,7 +165,7 @@ def _drift_of_log(path: Path, store: Store, tell: Progress) -> Iterator[TextDrif
                 for part in coded.parts if coded.step is None else ():
                     header, body = store.log.load(part.place)
                     if int(header["codec"]) != CodecId.RAW:
-                        curve.add(coded.first, body[: 2 * part.heads].view("<u2"))
+                        curve.add(coded.first, coded.tokens, body[: 2 * part.heads].view("<u2"))
         tell(n + 1, len(indexes))
         yield TextDrift(f"{path}: {index.info.name}", index.length, _codecs_of(index), curves)
 
@@ -193,7 +194,7 @@ def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSp
             for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
                 end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
                 rows = take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)
-                curves[shape.name].add(first, codec.encode(rows, model.dtype_id, end - first).errors[0])
+                curves[shape.name].add(first, end - first, codec.encode(rows, model.dtype_id, end - first).errors[0])
         tell(done + 1, len(layers))
-    specs = {name: str(spec) for name, curve in curves.items() if curve.firsts}
-    return TextDrift(str(path), dump.tokens, specs, {n: c for n, c in curves.items() if c.firsts})
+    specs = {name: str(spec) for name, curve in curves.items() if curve.spans}
+    return TextDrift(str(path), dump.tokens, specs, {n: c for n, c in curves.items() if c.spans})
