@@ -52,9 +52,9 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump as one sequence of a log.
 
-    k, v, residual, sinks, spec, dictionary, max_error, device: as kvcodec.open takes them. sequence: its name, by default the
-    dump's stem. mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32 dump is
-    rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
+    k, v, residual, sinks, spec, dictionary, max_error, device: as kvcodec.open takes them. sequence: its name, by
+    default the dump's stem. mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32
+    dump is rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
     fingerprint the log keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
     layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
     append: add the sequence to an existing log, whose device and, where not given, codecs stay. threads: for coding

@@ -88,7 +88,8 @@ class Dictionaries:
         if basis not in self._sets:
             why = self._missing(basis)
             if why is not None:
-                raise MissingDictionary(basis, f"dictionary set {basis.hex()}: {why}; pass dictionary=")
+                path = self._log.device.image.path
+                raise MissingDictionary(basis, f"{path}: dictionary set {basis.hex()}: {why}; pass dictionary=")
             self._sets[basis] = self._load(basis)
         return self._sets[basis]
 
