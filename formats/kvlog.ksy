@@ -556,7 +556,7 @@ types:
       - id: flags
         type: u1
         valid:
-          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
+          expr: '(_ & (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _'
       - id: group
         type: u2
         valid:
@@ -610,7 +610,7 @@ types:
       - id: error_bound
         type: u2
         valid:
-          max: 'is_used ? 0x7fff : 0'
+          expr: '_ <= (is_used ? 0x7fff : 0) and (_ > 0 or not is_bounded)'
       - id: atoms
         type: u1
         valid:
@@ -626,6 +626,9 @@ types:
     instances:
       has_sets:
         value: (flags & 2) != 0
+      is_bounded:
+        value: (flags & 4) != 0
+        doc: No row errs by more than `error_bound`; some of a GROUP record may be INT4 or raw.
       low_set:
         pos: 0
         type: set_shape(dictionary_atoms, low_atoms)
@@ -693,7 +696,7 @@ types:
       - id: flags
         type: u2
         valid:
-          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
+          expr: '(_ & (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _'
       - id: group
         type: u2
         valid:
@@ -737,7 +740,8 @@ types:
           eq: (2 * heads + 63) / 64 * 64
       - id: bitmap_bytes
         type: u4
-        valid: 0
+        valid:
+          expr: _ == 0 or (flags & 4) != 0 and _ == (heads * ((tokens + 3) / 4) + 63) / 64 * 64
       - id: position_bytes
         type: u4
         valid: 0
@@ -777,6 +781,10 @@ types:
         doc: Relative error of each head's rows, in 1/32768.
       - id: padding
         type: zeros(shape.error_bytes - 2 * shape.heads)
+      - id: bitmap
+        type: row_bitmap(shape)
+        size: shape.bitmap_bytes
+        if: shape.bitmap_bytes != 0
       - id: heads
         size: shape.metadata_bytes + shape.code_bytes
         type:
@@ -786,9 +794,97 @@ types:
             'codec_id::int8': grouped_head(shape, 8)
             'codec_id::int4': grouped_head(shape, 4)
             'codec_id::int2': grouped_head(shape, 2)
-            'codec_id::dictionary': sparse_head(shape)
+            'codec_id::dictionary': sparse_head(shape, _index)
         repeat: expr
         repeat-expr: shape.heads
+      - id: others
+        type: other_rows(shape)
+        size-eos: true
+        if: shape.bitmap_bytes != 0
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+
+  row_bitmap:
+    meta:
+      bit-endian: le
+    doc: What each row is kept as.
+    doc-ref: formats/dictionary.md#bound
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: heads
+        type: head
+        size: (shape.tokens + 3) / 4
+        repeat: expr
+        repeat-expr: shape.heads
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+    types:
+      head:
+        seq:
+          - id: kinds
+            type: b2
+            enum: row_kind
+            repeat: expr
+            repeat-expr: _parent.shape.tokens
+            valid:
+              in-enum: true
+          - id: padding
+            type: b2
+            repeat: expr
+            repeat-expr: (4 - _parent.shape.tokens % 4) % 4
+            valid: 0
+
+  other_rows:
+    doc: The rows that are not codes, `heads[h].rows[t]`; of one that is codes, nothing.
+    doc-ref: formats/dictionary.md#bound
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: heads
+        type: head(_index)
+        repeat: expr
+        repeat-expr: shape.heads
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0 and _io.size > 0
+        doc: Without any row that is not codes there would be no bitmap.
+    instances:
+      body:
+        value: _parent
+    types:
+      head:
+        params:
+          - id: number
+            type: u2
+        seq:
+          - id: rows
+            type: row(_parent.body.bitmap.heads[number].kinds[_index])
+            repeat: expr
+            repeat-expr: _parent.shape.tokens
+        instances:
+          dim:
+            value: _parent.shape.head_dim
+      row:
+        params:
+          - id: kind
+            type: u1
+            enum: row_kind
+        seq:
+          - id: int4
+            type: coded_row(codec_id::int4, 32, false, _parent.dim)
+            if: kind == row_kind::int4
+          - id: raw
+            type: u2
+            repeat: expr
+            repeat-expr: _parent.dim
+            if: kind == row_kind::raw
+            doc: The bits of 16-bit floats.
 
   raw_head:
     doc-ref: formats/raw.md#group
@@ -949,11 +1045,17 @@ types:
   sparse_head:
     doc: |
       Rows over a dictionary: mean + scale * (sum of coefficients times atoms), `tokens[t].scale` and
-      `tokens[t].vector.terms[j]` of each. The atoms, and the mean, stand in DICTIONARY records.
-    doc-ref: formats/dictionary.md#sections
+      `tokens[t].vector.terms[j]` of each. The atoms, and the mean, stand in DICTIONARY records. A row whose `kind` is
+      not codes stands in `group_body.others`, and is zeros here.
+    doc-ref:
+      - formats/dictionary.md#sections
+      - formats/dictionary.md#bound
     params:
       - id: shape
         type: group_fields
+      - id: number
+        type: u2
+        doc: Of the head, in this record.
     seq:
       - id: scales
         type: u2
@@ -971,6 +1073,8 @@ types:
         valid:
           expr: _.length == 0
     instances:
+      body:
+        value: _parent
       tokens:
         pos: 0
         type: token(_index)
@@ -982,10 +1086,32 @@ types:
           - id: number
             type: u4
         instances:
+          head:
+            value: _parent
+          kind:
+            value: >-
+              head.shape.bitmap_bytes == 0 ? row_kind::codes : head.body.bitmap.heads[head.number].kinds[number]
           scale:
-            value: _parent.scales[number]
+            value: head.scales[number]
           vector:
-            value: _parent.blocks[number / 64].vectors[number % 64]
+            value: head.blocks[number / 64].vectors[number % 64]
+          unused:
+            pos: 0
+            type: unused_term(_index)
+            repeat: expr
+            repeat-expr: 'kind == row_kind::codes ? 0 : head.shape.sparse.atoms'
+            valid:
+              expr: scale == 0 and _.index == 0 and _.coefficient == 0
+            doc: Those of a row that is kept otherwise, for a user who minds what nobody needs.
+      unused_term:
+        params:
+          - id: place
+            type: u1
+        instances:
+          index:
+            value: _parent.vector.terms[place].index
+          coefficient:
+            value: _parent.vector.terms[place].coefficient
 
   sparse_row:
     doc: |
@@ -1276,12 +1402,17 @@ types:
   coded_row:
     doc: |
       One head of one token in a STEP record whose codec is one of grouped integers; the next one follows at once, in
-      the order that `step_rows` has. How many channels it has stands in the MODEL record, so nothing here refers to
-      it: a user makes these, one after the other, of the bytes of `step_body.rows`.
+      the order that `step_rows` has. How many channels it has stands in the MODEL record: a user makes these, one
+      after the other, of the bytes of `step_body.rows`. INT4 rows of `other_rows` are of this type too.
     doc-ref: formats/rows.md#a-row
     params:
-      - id: shape
-        type: step_fields
+      - id: codec
+        type: u1
+        enum: codec_id
+      - id: group
+        type: u2
+      - id: is_symmetric
+        type: bool
       - id: dim
         type: u2
     seq:
@@ -1289,11 +1420,14 @@ types:
         type: u2
         repeat: expr
         repeat-expr: groups
+        valid:
+          min: 0x80
+          max: 0x7f7f
         doc: Bits of bfloat16, the upper half of a binary32.
       - id: zeros
         type: s2
         repeat: expr
-        repeat-expr: 'shape.is_symmetric ? 0 : groups'
+        repeat-expr: 'is_symmetric ? 0 : groups'
         doc: In parts of a step.
       - id: codes
         type: u1
@@ -1302,13 +1436,13 @@ types:
         doc: The first one of a byte in the lowest bits.
     instances:
       bits:
-        value: 'shape.codec == codec_id::int8 ? 8 : shape.codec == codec_id::int4 ? 4 : 2'
+        value: 'codec == codec_id::int8 ? 8 : codec == codec_id::int4 ? 4 : 2'
         doc: Of a code.
       parts:
         value: 'bits == 8 ? 2 : 16'
         doc: Of a step, which zeros are counted in.
       groups:
-        value: (dim + shape.group - 1) / shape.group
+        value: (dim + group - 1) / group
       channels:
         pos: 0
         type: channel(_index)
@@ -1325,11 +1459,11 @@ types:
             value: >-
               (_parent.codes[number * _parent.bits / 8] >> (number * _parent.bits % 8)) & ((1 << _parent.bits) - 1)
           scale:
-            value: _parent.scales[number / _parent.shape.group]
+            value: _parent.scales[number / _parent.group]
           zero:
             value: >-
-              _parent.shape.is_symmetric
-              ? -_parent.parts * (1 << (_parent.bits - 1)) : _parent.zeros[number / _parent.shape.group]
+              _parent.is_symmetric
+              ? -_parent.parts * (1 << (_parent.bits - 1)) : _parent.zeros[number / _parent.group]
 
   dictionary_fields:
     doc-ref: formats/dictionary.md#dictionary-records
@@ -1529,6 +1663,10 @@ enums:
     0: none
     1: channel
     2: token
+  row_kind:
+    0: codes
+    1: int4
+    2: raw
   transform:
     0: none
     1: pre_rope

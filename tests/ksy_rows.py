@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
-from tests.ksy_trees import decode_head, decode_numbers, parse_vector, split_rows, streams_of, walk
+from tests.ksy_trees import decode_head, decode_row, parse_vector, split_rows, streams_of, walk
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
 
@@ -127,14 +127,27 @@ def read_all(parser, data):
 
 def spread_group(own, body, dtype, sets):
     """Rows' bits (tokens, dim) of each head of a GROUP record."""
-    for head in body.heads:
+    for number, head in enumerate(body.heads):
         if own.codec.name == "raw":
             yield np.array([row.numbers for row in head.rows], np.uint16)
         elif own.codec.name == "dictionary":
             dictionary = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
-            yield round_rows(decode_vectors(head.tokens, *dictionary), dtype)
+            bits = round_rows(decode_vectors(head.tokens, *dictionary), dtype)
+            if own.bitmap_bytes:
+                lay_others(bits, head.tokens, body.others.heads[number].rows, dtype)
+            yield bits
         else:
             yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
+
+
+def lay_others(bits, codes, rows, dtype):
+    """Put those rows of a head that are not codes in the places of what their codes, all zeros, give."""
+    for token, row in enumerate(rows):
+        assert isinstance(codes[token].unused, list)  # looked at, for what must not be there
+        if row.kind.name == "int4":
+            bits[token] = round_rows(decode_row(row.int4), dtype)
+        elif row.kind.name == "raw":
+            bits[token] = row.raw
 
 
 def spread_step(parser, own, body, layers, dtype, sets):
@@ -170,7 +183,8 @@ def coded_rows(parser, own, body, layers):
     """((layer, stream), coded rows by token and head) of a STEP record whose rows are coded."""
     stream = KaitaiStream(BytesIO(body.rows))
     for key, dim in streams_in_step(own, layers):
-        yield key, [[parser.CodedRow(own, dim, stream) for _ in range(own.heads)] for _ in range(own.tokens)]
+        shape = own.codec, own.group, own.is_symmetric, dim
+        yield key, [[parser.CodedRow(*shape, stream) for _ in range(own.heads)] for _ in range(own.tokens)]
     assert stream.is_eof()
 
 
@@ -194,8 +208,3 @@ def round_rows(rows, dtype):
     """Bits of rows, none beyond the greatest finite number of the dtype."""
     most = np.float32(ml_dtypes.finfo(dtype).max)
     return np.clip(rows, -most, most).astype(dtype).view(np.uint16)
-
-
-def decode_row(row):
-    """float32 (dim,) of a coded row."""
-    return decode_numbers([row.channels], row.parts)[0]

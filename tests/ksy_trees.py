@@ -8,7 +8,9 @@ from kaitaistruct import KaitaiStream, KaitaiStruct
 
 from kvcodec import layout
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.bitmap import INT4, INT4_SPEC, RAW, take_mixed
 from kvcodec.codecs.planes import take_rows, unpack_rows
+from kvcodec.codecs.rows import GroupedRows
 from kvcodec.codecs.sections import scale_shape, sparse_sections
 from kvcodec.flash.device import Device
 from kvcodec.layout import Axis, CodecId, Kind, StreamId
@@ -194,11 +196,16 @@ def read_rule(rule):
 def read_group(header, body):
     heads, tokens, dim = (int(header[f]) for f in ("heads", "tokens", "head_dim"))
     spec = read_spec(header)
-    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :].reshape(heads, -1)
+    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :]
     if spec.sparse:
-        rows = take_rows(rest[None], tokens, spec.sparse).swapaxes(0, 1)
+        sections, bitmap, others = sparse_sections(tokens, spec.sparse.code_bytes), int(header["bitmap_bytes"]), {}
+        if bitmap:
+            mixed = take_mixed(rest, bitmap, heads, tokens, sections.total, dim)
+            rest, others = mixed.sections, read_others(mixed, dim)
+        rows = take_rows(rest.reshape(1, heads, -1), tokens, spec.sparse).swapaxes(0, 1)
         codes = [read_codes(own, spec.sparse) for own in rows]
-        return group_tree(sparse_sections(tokens, spec.sparse.code_bytes), figures) | {"heads": codes}
+        return group_tree(sections, figures) | {"heads": codes} | others
+    rest = rest.reshape(heads, -1)
     codec = codec_for(spec, StreamId(int(header["stream"])))
     sections = codec.sections(tokens, dim)
     out = group_tree(sections, figures)
@@ -211,6 +218,13 @@ def read_group(header, body):
         "zeros": [] if spec.symmetric else rest[:, sections.scales :][:, : 2 * table].copy().view("<i2").tolist(),
         "heads": [rows[np.ix_(pick(tokens), [h], pick(dim))][:, 0].tolist() for h in range(heads)],
     }
+
+
+def read_others(mixed, dim):
+    """What each row is kept as, and those that are not codes, in the order in which they stand."""
+    codec, raw = GroupedRows(INT4_SPEC, StreamId.K), mixed.rows(RAW, dim)
+    int4 = codec.decode(mixed.rows(INT4, dim)[:, None], dim, layout.DtypeId.BFLOAT16, as_float32=True)[:, 0]
+    return {"kinds": mixed.kinds.tolist(), "int4": int4.tolist(), "raw": np.ascontiguousarray(raw).view("<u2").tolist()}
 
 
 def group_tree(sections, figures):
@@ -354,7 +368,8 @@ def parse_group(parser, fields, body):
     if fields.codec == parser.CodecId.raw:
         return out | {"heads": [[row.numbers for row in head.rows] for head in body.heads]}
     if fields.codec == parser.CodecId.dictionary:
-        return out | {"heads": [[parse_vector(token) for token in head.tokens] for head in body.heads]}
+        others = parse_others(body) if fields.bitmap_bytes else {}
+        return out | {"heads": [[parse_vector(token) for token in head.tokens] for head in body.heads]} | others
     return out | {
         "scales": [head.scales.numbers for head in body.heads],
         "zeros": [] if fields.is_symmetric else [head.zeros.numbers for head in body.heads],
@@ -362,6 +377,17 @@ def parse_group(parser, fields, body):
             decode_head(head, pick(fields.tokens), pick(fields.head_dim)).tolist() for head in body.heads
         ],
     }  # fmt: skip
+
+
+def parse_others(body):
+    rows = [row for head in body.others.heads for row in head.rows]
+    for token in (token for head in body.heads for token in head.tokens):
+        assert isinstance(token.unused, list)  # looked at, for what must not be there
+    return {
+        "kinds": [[int(token.kind) for token in head.tokens] for head in body.heads],
+        "int4": [decode_row(row.int4).tolist() for row in rows if row.kind.name == "int4"],
+        "raw": [row.raw for row in rows if row.kind.name == "raw"],
+    }
 
 
 def split_rows(parser, fields, body):
@@ -382,6 +408,11 @@ def parse_vector(row):
 def decode_head(head, tokens, channels):
     """float32 (tokens, channels) of a grouped head."""
     return decode_numbers([[head.tokens[t].channels[c] for c in channels] for t in tokens], head.parts)
+
+
+def decode_row(row):
+    """float32 (dim,) of a coded row."""
+    return decode_numbers([row.channels], row.parts)[0]
 
 
 def decode_numbers(table, parts):

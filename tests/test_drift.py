@@ -108,3 +108,22 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         main()
     assert left.value.code == 0
     assert plot.read_bytes()[1:4] == b"PNG"
+
+
+def test_info_of_a_kvdict_file(tmp_path, capsys, monkeypatch):
+    artefact = tmp_path / "m.kvdict"
+    one = own_set().dictionaries[0]
+    errors = np.array([0.5, 0.25, 0.2, 0.1], np.float32)
+    write_artefact(artefact, Artefact(DictionarySet((Dictionary(one.atoms, one.uses, errors=errors),)), {}))
+    for more, shown in (([], "k 0-1, v 0-1"), (["--json"], '"errors": [0.5, 0.25')):
+        monkeypatch.setattr("sys.argv", ["kvcodec", "info", str(artefact), *more])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 0
+        assert shown in capsys.readouterr().out
+    artefact.write_bytes(artefact.read_bytes()[:-1])
+    monkeypatch.setattr("sys.argv", ["kvcodec", "info", str(artefact)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -12,12 +12,14 @@ import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from kaitaistruct import KaitaiStream, KaitaiStructError, ValidationFailedError
 
 from kvcodec import layout
+from kvcodec.codecs.bitmap import CODES, INT4, RAW, pack_kinds
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.planes import pack_rows
 from kvcodec.codecs.pursuit import empty_codes
@@ -40,6 +42,7 @@ from tests.ksy_trees import (
     view_struct,
     walk,
 )
+from tools.golden import bounded
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "formats" / "kvlog.ksy"
@@ -49,6 +52,7 @@ INDEX = json.loads((GOLDEN / "index.json").read_text(encoding="utf-8"))
 GOOD = [entry for entry in INDEX if "error" not in entry]
 EXAMPLE = GOLDEN / "worked-example.kvlog"
 SPARSE = GOLDEN / "dictionary-sets.kvlog"
+BOUNDED = GOLDEN / "dictionary-max.kvlog"
 
 
 @pytest.fixture(scope="session")
@@ -132,8 +136,10 @@ def test_golden_logs_hold_what_the_description_describes(parser):
 
 
 def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser):
-    """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean and without one."""
-    forms, bounds, rows, means, firsts = set(), set(), set(), set(), set()
+    """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean and without one; records
+    with a row bitmap and without one, and rows of each kind.
+    """
+    forms, bounds, rows, means, firsts, kept = set(), set(), set(), set(), set(), set()
     for name in {entry["name"] for entry in GOOD if entry["name"].startswith("dictionary")}:
         log = parser.from_bytes((GOLDEN / name).read_bytes())
         means |= {bool(mean.any()) for _, mean in dictionaries(parser, log).values()}
@@ -146,11 +152,17 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
             elif kind == parser.RecordKind.group and own.sparse.is_used:
                 forms.add((own.sparse.has_sets, own.sparse.low_atoms > 0))
                 bounds.add((own.sparse.error_bound, own.sparse.atoms))
+                bitmap = own.bitmap_bytes > 0
+                kinds = {int(token.kind) for head in record.body.heads for token in head.tokens}
+                kept |= {(own.sparse.has_sets, own.sparse.is_bounded, bitmap, kind) for kind in kinds}
     assert forms == {(False, False), (False, True), (True, False), (True, True)}
     assert len(bounds) > len({bound for bound, _ in bounds}) > 1  # records of different atoms under one bound
     assert means == {False, True}
     assert {(False, False), (True, False), (False, True)} <= firsts  # atoms that go on in another record; several uses
     assert {(False, False, False), (False, False, True), (True, True, True)} <= rows
+    with_bitmap = {(True, True, kind) for kind in (CODES, INT4, RAW)}
+    assert {each[1:] for each in kept} == {(False, False, CODES), (True, False, CODES), *with_bitmap}
+    assert {each[0] for each in kept if each[2]} == {False, True}  # both of them with a row bitmap
 
 
 # -- every row, without the reader ---------------------------------------------------------------------------------
@@ -231,6 +243,30 @@ def test_codes_of_all_shapes_are_what_was_packed(codes, parser):
     assert theirs == as_lists(own)
 
 
+@pytest.mark.parametrize(("heads", "tokens"), [(2, 5), (1, 1), (3, 64), (5, 62), (17, 15)])
+def test_row_bitmaps_of_all_shapes_are_what_was_packed(heads, tokens, parser):
+    kinds = np.random.default_rng(heads).integers(0, 3, (heads, tokens)).astype(np.uint8)
+    packed = pack_kinds(kinds).tobytes()
+
+    def parse(data):
+        bitmap = parser.RowBitmap(SimpleNamespace(heads=heads, tokens=tokens), KaitaiStream(BytesIO(data)))
+        return [[int(kind) for kind in head.kinds] for head in bitmap.heads]
+
+    assert parse(packed) == kinds.tolist()
+    used = 8 * -(-tokens // 4)  # bits of a head
+    behind = [
+        *(h * used + b for h in range(heads) for b in range(2 * tokens, used)),
+        *range(heads * used, 8 * len(packed)),
+    ]
+    for bit in behind[:: max(1, len(behind) // 16)]:
+        changed = bytearray(packed)
+        changed[bit // 8] |= 1 << bit % 8
+        assert see(None, functools.partial(parse, bytes(changed)))[0].startswith("not valid"), bit
+    changed = bytearray(packed)
+    changed[(heads - 1) * (used // 8) + (tokens - 1) // 4] |= 3 << (tokens - 1) % 4 * 2
+    assert see(None, functools.partial(parse, bytes(changed)))[0].startswith("not valid")
+
+
 # -- they disagree where a byte is another -------------------------------------------------------------------------
 
 
@@ -260,7 +296,7 @@ def example_tree(log, bodies=None):
 
 @functools.cache
 def example_structs():
-    """name: (log, dtype, offset, path in the tree, fields whose change is seen elsewhere) of structs of two logs."""
+    """name: (log, dtype, offset, path in the tree, fields whose change is seen elsewhere) of structs of three logs."""
     first_block = layout.SUPERBLOCKS * layout.SUPERBLOCK_BYTES
     base = first_block + layout.FILE_ALIGNMENT
     out = {
@@ -272,8 +308,11 @@ def example_structs():
         "sidecar-entry": (layout.SIDECAR_ENTRY, layout.SIDECAR.itemsize, ".sidecar.entries.0", set()),
         **frame_structs(example_tree(EXAMPLE), base),
     }
-    sparse = {f"sparse-{name}": struct for name, struct in frame_structs(example_tree(SPARSE), base).items()}
-    return {n: (EXAMPLE, *struct) for n, struct in out.items()} | {n: (SPARSE, *struct) for n, struct in sparse.items()}
+    out = {name: (EXAMPLE, *struct) for name, struct in out.items()}
+    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED)):
+        own = frame_structs(example_tree(log), base)
+        out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
+    return out
 
 
 def frame_structs(tree, base):
@@ -360,17 +399,51 @@ def test_a_changed_byte_of_metadata_or_codes_is_seen(name, step, parser):
         assert see(ours["body"], functools.partial(parse, bytes(changed))), at
 
 
+def test_a_changed_byte_of_a_record_with_a_row_bitmap_is_seen(parser):
+    """Some bytes of the bitmap, codes and rows of the record of which one row is raw and all others are INT4."""
+    data = BOUNDED.read_bytes()
+    log, frames = parser.from_bytes(data), example_tree(BOUNDED)["frames"]
+    places = [(frame["block"], record) for frame in frames for record in frame["records"]]
+    ((block, record),) = [(n, record) for n, record in places if record["body"].get("raw")]
+    start = layout.SUPERBLOCKS * layout.SUPERBLOCK_BYTES + block * log.stride + log.spare_area + record["offset"]
+    h = record["header"]
+    bitmap = start + h["header_bytes"] + h["error_bytes"]
+    sections = bitmap + h["bitmap_bytes"]
+    others = sections + h["heads"] * (h["metadata_bytes"] + h["code_bytes"])
+    end = start + h["header_bytes"] + h["body_bytes"]
+
+    def parse(changed):
+        return parse_body(parser, parser.Record(KaitaiStream(BytesIO(changed))))
+
+    assert see(record["body"], functools.partial(parse, data[start:end])) == []
+    for at in (*range(bitmap, sections, 13), *range(sections, others, 149), *range(others, end, 307)):
+        changed = bytearray(data[start:end])
+        changed[at - start] ^= 0x11
+        assert see(record["body"], functools.partial(parse, bytes(changed))), at
+    bare = bytearray(data[start:bitmap] + bytes(sections - bitmap) + data[sections:others])  # all rows are codes
+    np.frombuffer(bare, layout.RECORD_HEADER, 1)["body_bytes"] = len(bare) - h["header_bytes"]
+    assert "/types/other_rows/" in see(record["body"], functools.partial(parse, bytes(bare)))[0]
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
         ("sparse-group-dictionary-k", {
             "atoms": [0, 33], "low_atoms": [6], "coefficient_bits": [0, 3, 7, 9], "error_bound": [1 << 15],
-            "dictionary_atoms": [0, 65537], "flags": [1, 3, 4], "group": [0, 48, 4160], "axis": [0, 1],
-            "codec": [1, 2, 6], "transform": [1],
+            "dictionary_atoms": [0, 65537], "flags": [1, 3, 4, 6], "group": [0, 48, 4160], "axis": [0, 1],
+            "codec": [1, 2, 6], "transform": [1], "bitmap_bytes": [64],
         }),
-        ("sparse-group-raw-k", {"atoms": [1], "dictionary_atoms": [1], "low_atoms": [1], "flags": [2], "axis": [2]}),
-        ("sparse-policy", {"atoms": [0, 33], "low_atoms": [7], "flags": [1, 3], "group": [48], "axis": [1]}),
-        ("sparse-rows", {"atoms": [0, 33], "error_bound": [1 << 15], "flags": [1, 3], "group": [48], "codec": [1, 3]}),
+        ("bounded-group-dictionary-k", {
+            "bitmap_bytes": [1, 128, 1 << 31], "error_bound": [0, 1 << 15], "flags": [1, 5, 7, 8, 14],
+        }),
+        ("bounded-policy", {"error_bound": [0], "flags": [5, 7, 8, 14]}),
+        ("sparse-group-raw-k", {
+            "atoms": [1], "dictionary_atoms": [1], "low_atoms": [1], "flags": [2, 4], "axis": [2], "bitmap_bytes": [64],
+        }),
+        ("sparse-policy", {"atoms": [0, 33], "low_atoms": [7], "flags": [1, 3, 4], "group": [48], "axis": [1]}),
+        ("sparse-rows", {
+            "atoms": [0, 33], "error_bound": [1 << 15], "flags": [1, 3, 4, 6], "group": [48], "codec": [1, 3],
+        }),
         ("sparse-dictionary", {
             "sequence": [1], "atoms": [0, 65537], "chunk": [0, 76], "first_atom": [1], "matrix": [2], "uses": [0],
             "head_dim": [0, 1025], "transform": [1], "mean": [2],
@@ -393,6 +466,14 @@ def test_the_parser_refuses_rows_that_a_reader_must_reject(name, parser):
     assert found[0].startswith("not "), found
 
 
+@pytest.mark.parametrize("case", [case for case in bounded.CASES if case.error], ids=lambda case: case.name)
+def test_the_parser_refuses_records_of_an_error_bound_that_a_reader_must_reject(case, parser, tmp_path):
+    path = tmp_path / "a.kvlog"
+    case.make(path)
+    found = see(None, functools.partial(read_all, parser, path.read_bytes()))
+    assert found[0].startswith("not "), found
+
+
 # -- the description itself ----------------------------------------------------------------------------------------
 
 
@@ -402,6 +483,10 @@ def test_references_resolve():
         text = (ROOT / file).read_text(encoding="utf-8")
         headings = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)]
         assert not anchor or anchor in headings, target
+
+
+def test_kinds_of_rows_are_those_of_the_code(parser):
+    assert {m.name: int(m) for m in parser.RowKind} == {"codes": CODES, "int4": INT4, "raw": RAW}
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,22 @@ def compiled(twin: Callable[..., Any], result: Any, *arguments: Any) -> Callable
         infer_global(twin, types.Function(template))
 
         def lower(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            _allow_null(builder.function)
             out = generate(builder, *args)
             return context.get_dummy_value() if result is types.void else out
 
         lower_builtin(twin, *arguments)(lower)
 
     return register
+
+
+def _allow_null(function: ir.Function) -> None:
+    """Have LLVM take no address for an invalid one.
+
+    It writes addresses of integers as offsets from null. numba optimizes a part again where that is inlined, and what
+    is read or written at an offset from null would then be undefined, and with it the way there.
+    """
+    set.add(function.attributes, "null_pointer_is_valid")  # llvmlite does not know it
 
 
 def all_of(vector: ir.VectorType, value: float) -> ir.Constant:

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcodec.kernels._jit import inline, part
-from kvcodec.kernels._lanes import bit_length, splat
-from kvcodec.kernels._lookup import (
+from kvcodec.kernels._buckets import (
     add_codes,
     add_codes_of_four,
     add_codes_of_two,
@@ -22,6 +20,8 @@ from kvcodec.kernels._lookup import (
     store_long_halves,
     weigh_atoms_twice,
 )
+from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._lanes import bit_length, splat
 from kvcodec.kernels._simd import (
     load_long,
     load_longs,
