@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvcodec.cli.output import number, print_json, print_line, size
 from kvcodec.cli.tables import print_table
-from kvcodec.layout import KVDICT_MAGIC
 
 if TYPE_CHECKING:
     from kvcodec.codecs.dictionary import Dictionary
@@ -18,6 +17,8 @@ _SHOWN = (1, 2, 4, 8, 16, 32)  # atoms of a vector
 
 def is_kvdict(path: Path) -> bool:
     """Whether a file's content, not its name, says that it holds dictionaries. Raises OSError."""
+    from kvcodec.layout import KVDICT_MAGIC
+
     if not path.is_file():  # a pipe would be waited for
         return False
     with open(path, "rb") as file:
