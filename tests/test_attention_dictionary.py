@@ -315,6 +315,20 @@ def test_split_records_of_many_heads_are_copied(tmp_path):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="pursuit takes too long")
+@pytest.mark.parametrize("spec", ["dict/s3/max0.5", "dict/s6/c6/ef/max0.6"])
+@pytest.mark.parametrize("residual", [0, 20])
+def test_records_with_a_bound_are_met_as_the_rows_that_keep_it(tmp_path, spec, residual):
+    path, own = tmp_path / "a", make_set()
+    with kv.open(path, "w", model=MODEL, k=spec, v=spec, dictionary=own, residual=residual, sinks=3) as store:
+        put(store, 0, 150)
+    with kv.open(path) as store:
+        q = np.random.default_rng(5).standard_normal((4, 16)) * 2
+        y, state = store.sequence("a").attend(1, q, return_state=True)
+        assert state.tokens == 150
+        assert relative_error(y, attend(q, *store.sequence("a").read(1))[0]) <= 1e-3
+
+
+@pytest.mark.skipif(INTERPRETED, reason="pursuit takes too long")
 def test_a_set_that_nobody_has_is_missing(tmp_path):
     path, own = tmp_path / "a", make_set()
     with kv.open(path, "w", model=MODEL, k="dict/s3", v="dict/s3", dictionary=own, embed=False, residual=0) as store:

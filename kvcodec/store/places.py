@@ -126,7 +126,7 @@ class StreamPlaces:
 
     def _map(self, extent: Extent) -> _Mapped | None:
         """Where a checked record lies in the map, or None if kernels cannot read it there: its heads lie in several
-        places, it holds rows coded one by one, or raw rows that are no whole vectors.
+        places, it holds rows coded one by one, rows of several kinds, or raw rows that are no whole vectors.
         """
         coded, stream = extent.coded, self._stream
         part = coded.parts[0]
@@ -138,6 +138,8 @@ class StreamPlaces:
             form = raw_form(2 * stream.dim, 2 * stream.dim * part.heads, self._dtype)
         else:
             spec = read_spec(header)
+            if _is_bounded(spec):
+                return None
             form = self._form(spec, coded.tokens)
             try:
                 self._codecs.codec(spec).validate(body.reshape(part.heads, -1), coded.tokens, stream.dim)
@@ -173,7 +175,7 @@ class StreamPlaces:
             self._add_codes(found, extent.first, read_codes(self._log, extent, stream), coded.step)
             return found
         header, _, _ = load_part(self._log, coded, coded.parts[0])
-        if coded.step is not None or int(header["codec"]) == CodecId.RAW:
+        if coded.step is not None or int(header["codec"]) == CodecId.RAW or _is_bounded(read_spec(header)):
             rows = read_extent(self._log, extent, self._codecs, as_float32=False)
             found.add_raw(extent.first, rows[extent.first - coded.first : extent.end - coded.first], self._dtype)
             return found
@@ -186,3 +188,8 @@ class StreamPlaces:
         form = self._form(spec, coded.tokens)
         found.add_body(extent.first, extent.end, body, form, extent.first - coded.first)
         return found
+
+
+def _is_bounded(spec: CodecSpec) -> bool:
+    """Whether rows of a record may be of several kinds."""
+    return spec.sparse is not None and spec.sparse.bounded
