@@ -1,6 +1,7 @@
 """Codes over dictionaries: rows and records, sets in a log and in files, sequences through a store."""
 
 import dataclasses
+import json
 
 import ml_dtypes
 import numpy as np
@@ -17,9 +18,14 @@ from kvcodec.codecs.pursuit import Codes, normalize_rows, pursue, scale_back
 from kvcodec.codecs.rows import row_codec_for
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
 from kvcodec.errors import CorruptRecord, FormatError, LogExists, MissingDictionary, ShapeError, SpecError
-from kvcodec.layout import DtypeId, StreamId
+from kvcodec.flash.checksum import crc32c
+from kvcodec.layout import KVDICT, KVDICT_ENTRY, DtypeId, StreamId
 from kvcodec.sparse_spec import SparseCodes, set_bytes
 from kvcodec.spec import CodecSpec
+from kvcodec.store.dictionaries import dictionary_records
+from tools.golden.dictionaries import forged_group, forged_policy, forged_set
+from tools.golden.forge import Forge
+from tools.golden.forged import forged_model
 
 BF16 = ml_dtypes.bfloat16
 DIM = 32
@@ -170,9 +176,17 @@ def test_planted_atoms_are_found_and_come_back():
     assert np.linalg.norm(back - rows) < 0.05 * np.linalg.norm(rows)
 
 
+def steep_metric():
+    """A metric of condition 10**6."""
+    turn = np.linalg.qr(np.random.default_rng(5).standard_normal((DIM, DIM)))[0]
+    metric = (turn * np.geomspace(1e-6, 1, DIM)) @ turn.T
+    return ((metric + metric.T) / 2).astype(np.float32)
+
+
 @pytest.mark.parametrize("text", ["dict/s5", "dict/s5/c6/ef", "dict/s9/c5/ef/low2/g128", "dict/s12/e0.5"])
-def test_a_vector_is_coded_alike_wherever_it_stands(text):
-    own = Dictionary(make_atoms(150), ((0, StreamId.K),), np.full(DIM, 0.3, np.float32))
+@pytest.mark.parametrize("metric", [None, steep_metric()], ids=["plain", "metric"])
+def test_a_vector_is_coded_alike_wherever_it_stands(text, metric):
+    own = Dictionary(make_atoms(150), ((0, StreamId.K),), np.full(DIM, 0.3, np.float32), metric=metric)
     rows = bits(np.random.default_rng(3).standard_normal((200, 2, DIM)) + 0.3)
     codec = row_codec_for(CodecSpec.parse(text), StreamId.K, own)
     whole = codec.encode(rows, DtypeId.BFLOAT16)
@@ -395,6 +409,67 @@ def test_programmed_bytes_of_17_byte_vectors(tmp_path):
     assert stats["dictionary_bytes"] >= own.nbytes == 4 * 1024 * 128
 
 
+def test_a_writer_without_its_dictionaries_is_refused_before_the_log_is_touched(tmp_path):
+    path = tmp_path / "a.kvlog"
+    with kv.open(path, "w", model=MODEL, **SPECS, dictionary=make_set(), embed=False, residual=0) as store:
+        fill(store, 0, 20)
+    before = path.read_bytes()
+    with pytest.raises(MissingDictionary):
+        kv.open(path, "a")
+    assert path.read_bytes() == before
+    with kv.open(path, "a", dictionary=make_set()) as store:
+        fill(store, 0, 20, "b")
+        assert store.sequences() == ["a", "b"]
+
+
+def rewrite(path, change):
+    """Change DICTIONARY records of a log, every checksum made right again: `change` takes header and body."""
+    forge = Forge(path, "forged")
+    first, *others = dictionary_records(forged_set(), 1 << 16)
+    forge.frame(forge.seal(forged_model().record()))
+    forge.frame(*(forge.seal(one, **change.get(n, {})) for n, one in enumerate([first, *others])))
+    forge.frame(forge.seal(forged_policy().record()))
+    forge.frame(forge.seal(forged_group()), forge.seal(forged_group(StreamId.V)))
+    forge.device.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{1: {"matrices": 3}}, {1: {"matrix": 0, "head_dim": 8}}, {1: {"matrix": 0, "uses": 2}},
+               {1: {"matrix": 0, "mean": 1}}, {1: {"matrix": 0, "atoms": 21}}],
+)  # fmt: skip
+def test_chunks_that_contradict_each_other(tmp_path, change):
+    path = tmp_path / "a.kvlog"
+    rewrite(path, change)
+    with pytest.raises(FormatError), kv.open(path) as store:
+        store.sequence("a").read(0)
+
+
+def test_a_record_over_another_dictionary_than_its_own(tmp_path):
+    """The set is what its hash says, and has another size than the record's header."""
+    path, own = tmp_path / "a.kvlog", make_set(size=96)
+    with kv.open(path, "w", model=MODEL, **SPECS, dictionary=own, residual=0, sinks=0, embed=False) as store:
+        fill(store, 0, 70)
+    other = make_set(size=50)
+    other.__dict__["hash"] = own.hash
+    with kv.open(path, dictionary=other) as store, pytest.raises(CorruptRecord, match="96 atoms"):
+        store.sequence("a").read(0)
+    assert verify_log(path, dictionary=other).verdict == "damaged"
+
+
+def test_refused_dictionaries():
+    atoms, use = make_atoms(10), ((0, StreamId.K),)
+    for mean in (np.nan, np.inf, 2e30, -2e30):
+        with pytest.raises(ShapeError, match="mean"):
+            Dictionary(atoms, use, np.full(DIM, mean, np.float32))
+    for metric in (-np.eye(DIM), np.zeros((DIM, DIM)), np.triu(np.ones((DIM, DIM))), 1e7 * np.eye(DIM), np.eye(3)):
+        with pytest.raises(ShapeError, match="metric"):
+            Dictionary(atoms, use, metric=metric.astype(np.float32))
+    with pytest.raises(ShapeError, match="errors"):
+        Dictionary(atoms, use, errors=np.array([np.nan], np.float32))
+    turned = Dictionary(np.asfortranarray(atoms), use)
+    assert turned.atoms.flags.c_contiguous
+
+
 def test_refused_bindings(tmp_path):
     path = tmp_path / "a.kvlog"
     wide = make_set(dim=48)
@@ -434,6 +509,28 @@ def test_a_file_holds_a_set(tmp_path):
     with pytest.raises(LogExists):
         write_artefact(path, own)
     write_artefact(path, own, overwrite=True)
+
+
+def test_a_file_whose_dictionaries_overlap_takes_no_memory(tmp_path):
+    path = tmp_path / "m.kvdict"
+    write_artefact(path, make_artefact())
+    data = bytearray(path.read_bytes())
+    head, table = np.frombuffer(data, KVDICT, 1), np.frombuffer(data, KVDICT_ENTRY, 2, KVDICT.itemsize)
+    table["offset"][1] = table["offset"][0]
+    end = KVDICT.itemsize + table.nbytes + int(head["information_bytes"][0])
+    head["crc"] = crc32c(bytes(data[: KVDICT.itemsize - 4]) + bytes(data[KVDICT.itemsize : end]))
+    path.write_bytes(data)
+    with pytest.raises(CorruptRecord, match="overlaps"):
+        read_artefact(path)
+
+
+def test_information_that_is_a_bomb(tmp_path, monkeypatch):
+    path = tmp_path / "m.kvdict"
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: "[" * 100_000)
+    write_artefact(path, make_artefact())
+    monkeypatch.undo()
+    with pytest.raises(CorruptRecord):
+        read_artefact(path)
 
 
 def test_every_flip_and_truncation_of_a_file_is_refused(tmp_path):

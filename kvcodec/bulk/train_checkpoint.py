@@ -45,8 +45,10 @@ class Checkpoint:
     def _check(self) -> None:
         try:
             was = json.loads((self.path / _JOB).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SpecError(f"{self.path}: cannot be gone on with: {error}") from None
+        if not isinstance(was, dict):
+            raise SpecError(f"{self.path}: cannot be gone on with: {_JOB} is no object")
         now = json.loads(self._said)
         for key in sorted(now.keys() | was.keys()):
             if was.get(key) != now.get(key):

@@ -14,7 +14,7 @@ from kvcodec.bulk.salvage import find_lost_tokens
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps.regular_file import open_regular
-from kvcodec.errors import CorruptRecord, FormatError
+from kvcodec.errors import CorruptRecord, FormatError, MissingDictionary
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
 from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
@@ -69,6 +69,7 @@ class _Verification:
         self.gaps: list[BadRange] = []
         self.units = self.records = self.orphans = 0
         self.error: str | None = None
+        self.missing: str | None = None
         self.sequences: list[SequenceCheck] = []
         self._sizes: dict[Place, int] = {}
         self._released = 0.0
@@ -87,6 +88,8 @@ class _Verification:
         verdict = Verdict.CLEAN if report.torn is None else Verdict.TORN_TAIL
         if self.damage or self.orphans or any(s.lost for s in self.sequences):
             verdict = Verdict.DAMAGED
+        if self.error is None and verdict != Verdict.DAMAGED:
+            self.error = self.missing
         if self.error is not None:
             verdict = Verdict.UNREADABLE
         damage = tuple(sorted(self.damage, key=lambda d: d.start))
@@ -181,7 +184,11 @@ class _Verification:
         end = index.length
         if self.log.report.damage:
             end = max(extents.end for extents in index.maps.values())
-        lost, bad = find_lost_tokens(self.index, index, end, tell=tell)
+        try:
+            lost, bad = find_lost_tokens(self.index, index, end, tell=tell)
+        except MissingDictionary as error:  # other sequences may do without it
+            self.missing = str(error)
+            return SequenceCheck(index.info.name, end, ())
         for extent, why in bad:
             for part in extent.coded.parts:
                 self._add(self._record_range(part.place, why))

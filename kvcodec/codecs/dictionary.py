@@ -18,6 +18,8 @@ from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY
 Use = tuple[int, StreamId]  # a layer and a stream
 MAX_DIM = 1024
 _NO_NORM = np.float32(1e-30)
+_GREATEST = 1e30  # of a mean: no row minus it overflows
+_LARGEST = 1e6  # of a metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +48,13 @@ class Dictionary:
         object.__setattr__(self, "atoms", np.ascontiguousarray(self.atoms))  # kernels take its address
         if not self.mean.size:
             object.__setattr__(self, "mean", np.zeros(self.dim, np.float32))
-        if self.mean.shape != (self.dim,) or not np.isfinite(self.mean).all():
-            raise ShapeError(f"mean: {self.mean.shape}, want ({self.dim},) finite numbers")
+        if self.mean.shape != (self.dim,) or not (np.abs(self.mean) <= _GREATEST).all():
+            raise ShapeError(f"mean: {self.mean.shape}, want ({self.dim},) numbers of at most {_GREATEST:g}")
         object.__setattr__(self, "mean", np.ascontiguousarray(self.mean, np.float32))
-        if self.metric is not None and (
-            self.metric.shape != (self.dim, self.dim) or not np.isfinite(self.metric).all()
-        ):
-            raise ShapeError(f"metric: {self.metric.shape}, want ({self.dim}, {self.dim}) finite numbers")
+        if self.metric is not None:
+            object.__setattr__(self, "metric", _check_metric(self.metric, self.dim))
+        if not np.isfinite(self.errors).all():
+            raise ShapeError("errors: want finite numbers")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("a dictionary is for one or more streams, each named once")
 
@@ -73,17 +75,31 @@ class Dictionary:
     @cached_property
     def norms(self) -> NDArray[np.float32]:
         """float32 (N,): length of each atom in the metric; 1 of an atom without length."""
-        wide = self.atoms.astype(np.float32)
-        squares = np.einsum("nd,nd->n", wide if self.metric is None else wide @ self.metric, wide)
-        lengths = np.sqrt(np.maximum(squares, 0))
+        lengths = np.sqrt(self.energies(self.atoms.astype(np.float32)))
         return np.where(lengths > _NO_NORM, lengths, 1).astype(np.float32)
 
     @cached_property
     def _seen(self) -> NDArray[np.float32]:
         """float32 (N, d): what a vector is multiplied by to have its products with the unit atoms, in the metric."""
-        unit = self.atoms.astype(np.float32) / self.norms[:, None]
-        seen: NDArray[np.float32] = unit if self.metric is None else (unit @ self.metric).astype(np.float32)
-        return seen
+        return self._measure((self.atoms.astype(np.float32) / self.norms[:, None]).astype(np.float32))
+
+    def _measure(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows (n, d) times the metric. As all that codes hang on, it is computed without a BLAS, row by row alike."""
+        if self.metric is None:
+            return rows
+        from kvcodec.kernels.projection import project
+
+        tiles = self._metric_tiles
+        out = np.empty((len(rows), tiles.shape[0] * tiles.shape[2]), np.float32)
+        project(np.ascontiguousarray(rows), tiles, out)
+        return np.ascontiguousarray(out[:, : self.dim])
+
+    @cached_property
+    def _metric_tiles(self) -> NDArray[np.float32]:
+        from kvcodec.kernels.projection import tile_atoms
+
+        assert self.metric is not None
+        return tile_atoms(self.metric)
 
     @cached_property
     def tiles(self) -> NDArray[np.float32]:
@@ -113,8 +129,8 @@ class Dictionary:
 
     def energies(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 (n,): squared lengths of vectors (n, d), in the metric."""
-        other = rows if self.metric is None else rows @ self.metric
-        lengths: NDArray[np.float32] = np.maximum(np.einsum("nd,nd->n", other, rows), 0).astype(np.float32)
+        products = self._measure(rows) * rows
+        lengths: NDArray[np.float32] = np.maximum(np.add.reduce(products.T, axis=0), 0).astype(np.float32)
         return lengths
 
     def head(self) -> bytes:
@@ -168,6 +184,14 @@ class DictionarySet:
         sizes = sorted({(one.size, one.dim) for one in self.dictionaries})
         shapes = ", ".join(f"{n}x{d}" for n, d in sizes)
         return f"{self.hash.hex()} ({len(self.dictionaries)} dictionaries of {shapes})"
+
+
+def _check_metric(metric: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
+    """A metric as kernels take it. Raises ShapeError for one that measures nothing, or that float32 cannot bear."""
+    diagonal = np.diagonal(metric) if metric.shape == (dim, dim) else np.zeros(1)
+    if not (diagonal > 0).all() or not (np.abs(metric) <= _LARGEST).all() or not np.allclose(metric, metric.T):
+        raise ShapeError(f"metric: {metric.shape}, want ({dim}, {dim}) symmetric, its diagonal from 0 to {_LARGEST:g}")
+    return np.ascontiguousarray(metric, np.float32)
 
 
 def quantize_atoms(atoms: NDArray[Any]) -> NDArray[np.int8]:

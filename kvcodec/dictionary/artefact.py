@@ -77,14 +77,17 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
         raise UnsupportedVersion(f"{path}: version {int(head['version'])}")
     count, information = int(head["dictionaries"]), int(head["information_bytes"])
     table_end = KVDICT.itemsize + count * KVDICT_ENTRY.itemsize
+    if information > _MAX_INFORMATION:
+        raise CorruptRecord(0, f"{path}: {information} bytes of information")
     if len(data) < max(table_end + information, int(head["file_bytes"])):
         raise TruncatedLog(f"{path} has {len(data)} bytes, its header says {int(head['file_bytes'])}")
     _check_head(data, head, table_end + information)
     entries = data[KVDICT.itemsize : table_end].view(KVDICT_ENTRY)
+    _check_places(entries, table_end + information, len(data))
     try:
         own = DictionarySet(tuple(_read_dictionary(data, entry) for entry in entries))
-        told = json.loads(bytes(data[table_end : table_end + information]))
-    except (ShapeError, SpecError, ValueError) as error:
+        told = json.loads(bytes(data[table_end : table_end + information]).decode())
+    except (ShapeError, SpecError, ValueError, RecursionError) as error:
         raise CorruptRecord(0, f"{path}: {error}") from None
     if own.hash != head["basis_hash"].tobytes():
         raise CorruptRecord(0, f"{path}: the set's hash is {own.hash.hex()}, its header names another")
@@ -136,8 +139,27 @@ def _check_head(data: NDArray[np.uint8], head: np.void, end: int) -> None:
     if any(head["reserved"].tobytes()):
         raise UnsupportedVersion("a reserved field of a .kvdict file is set")
     whole = data[: KVDICT.itemsize - _CRC].tobytes() + data[KVDICT.itemsize : end].tobytes()
-    if int(head["crc"]) != google_crc32c.value(whole) or int(head["file_bytes"]) != len(data):
+    size = int(head["file_bytes"])
+    if int(head["crc"]) != google_crc32c.value(whole) or size != len(data) or size % ALIGNMENT:
         raise CorruptRecord(0, "header or table of a .kvdict file")
+
+
+def _check_places(entries: NDArray[np.void], start: int, end: int) -> None:
+    """Dictionaries lie one behind the other: together they are no larger than the file."""
+    for entry in entries:
+        at, size = int(entry["offset"]), sum(_sizes(entry))
+        if at < start or at + size > end:
+            raise CorruptRecord(at, f"a dictionary of {size} bytes that overlaps another one, or the end of the file")
+        start = at + size
+
+
+def _sizes(entry: np.void) -> list[int]:
+    """Bytes of uses, mean, errors, metric and atoms."""
+    flags, atoms, dim = (int(entry[name]) for name in ("flags", "atoms", "head_dim"))
+    return [
+        int(entry["uses"]) * DICTIONARY_USE.itemsize, 4 * dim if flags & KvdictFlag.MEAN else 0,
+        4 * int(entry["errors"]), 4 * dim * dim if flags & KvdictFlag.METRIC else 0, atoms * dim,
+    ]  # fmt: skip
 
 
 def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
@@ -148,12 +170,13 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
         raise UnsupportedVersion(f"at byte {start}: flags, transform or a reserved field of a dictionary")
     if not (1 <= atoms <= MAX_DICTIONARY and 1 <= dim <= MAX_DIM and errors <= MAX_ATOMS):
         raise CorruptRecord(start, f"a dictionary of {atoms} atoms of {dim} channels, {errors} errors")
-    sizes = [int(entry["uses"]) * DICTIONARY_USE.itemsize, 4 * dim if flags & KvdictFlag.MEAN else 0, 4 * errors]
-    sizes += [4 * dim * dim if flags & KvdictFlag.METRIC else 0, atoms * dim]
+    sizes = _sizes(entry)
     body = data[start : start + sum(sizes)]
     if start % ALIGNMENT or len(body) < sum(sizes) or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
         raise CorruptRecord(start, "checksum of a dictionary")
     uses, mean, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
+    if uses.copy().view(DICTIONARY_USE)["reserved"].any():
+        raise UnsupportedVersion(f"at byte {start}: a reserved field of a use")
     return Dictionary(
         matrix.view(np.int8).reshape(atoms, dim).copy(),
         tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in uses.copy().view(DICTIONARY_USE)),

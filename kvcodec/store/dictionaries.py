@@ -56,7 +56,19 @@ class Dictionaries:
         )
         if not good or int(h["body_bytes"]) != count * int(h["head_dim"]) + (0 if first else _head_bytes(h)):
             raise CorruptRecord(at, "fields of a DICTIONARY record")
+        for other in self._places.get(h["basis_hash"].tobytes(), ())[:1]:
+            self._check_alike(at, h, other.header, ("matrices",))
+        for other in self._of_matrix(h["basis_hash"].tobytes(), int(h["matrix"]))[:1]:
+            self._check_alike(at, h, other.header, ("atoms", "head_dim", "uses", "transform", "mean"))
         self._places.setdefault(h["basis_hash"].tobytes(), []).append(one)
+
+    def _of_matrix(self, basis: bytes, matrix: int) -> list[Located]:
+        return [one for one in self._places.get(basis, ()) if int(one.header["matrix"]) == matrix]
+
+    @staticmethod
+    def _check_alike(at: int, header: np.void, other: np.void, fields: tuple[str, ...]) -> None:
+        if any(int(header[name]) != int(other[name]) for name in fields):
+            raise CorruptRecord(at, "a DICTIONARY record that contradicts another one of its set")
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +86,10 @@ class Dictionaries:
     def holds(self, basis: bytes) -> bool:
         """Whether the log holds all of a set."""
         return basis in self._places and self._missing(basis) is None
+
+    def is_sound(self, basis: bytes) -> bool:
+        """Whether the log holds all of a set, and it is what its hash says."""
+        return self.holds(basis) and not self.flaws(basis)
 
     def flaws(self, basis: bytes) -> list[Located]:
         """The records of a set in the log that are not what its hash says; none if they are."""
@@ -127,8 +143,10 @@ class Dictionaries:
         header, body = self._log.load(chunks[0].place)
         dim, parts = int(header["head_dim"]), [body[_head_bytes(header) :]]
         uses, mean = _read_head(header, body)
-        while sum(len(part) for part in parts) < int(header["atoms"]) * dim:
-            parts.append(self._log.load(chunks[sum(len(part) for part in parts) // dim].place)[1])
+        there = int(header["chunk"])
+        while there < int(header["atoms"]):
+            parts.append(self._log.load(chunks[there].place)[1])
+            there += int(chunks[there].header["chunk"])
         atoms = np.concatenate(parts).view(np.int8).reshape(-1, dim)
         return Dictionary(atoms, uses, mean)
 
@@ -187,4 +205,9 @@ class StreamCodecs(NamedTuple):
         if found is None:
             basis, where = spec.sparse.basis, f"layer {self.layer}, stream {self.stream.name}"
             raise MissingDictionary(basis, f"dictionary set {basis.hex()} has none for {where}")
+        if (found.size, found.dim) != (spec.sparse.size, self.stream.dim):
+            shape = f"{found.size} atoms of {found.dim} channels"
+            raise CorruptRecord(
+                0, f"{spec.sparse.size} atoms of {self.stream.dim} channels, its dictionary has {shape}"
+            )
         return found

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvcodec.codecs.bitmap import unpack_kinds
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import CodecId, DtypeId
+from kvcodec.layout import Axis, CodecId, DtypeId
 from kvcodec.log.reader import Log
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Coded, Extent, Part
@@ -56,7 +56,8 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     if coded.step is not None:
         named += [coded.step.codec, coded.step.group, coded.step.flags]
         fields += ["codec", "group", "flags"]
-    if [int(header[f]) for f in fields] != named:
+    other = coded.step is not None and coded.step.sparse is not None and read_spec(header, Axis.TOKEN) != coded.step
+    if [int(header[f]) for f in fields] != named or other:
         raise CorruptRecord(at, "another record than the index names")
     return header, body[part.body_offset :], at + int(header["header_bytes"]) + part.body_offset
 

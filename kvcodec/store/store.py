@@ -107,9 +107,12 @@ class Store:
         self.check_model(model)
         own = model or self.model
         policy = coding.policy(own, self.index.default, dictionary)
+        for rule in policy.rules:
+            if rule.policy.spec.sparse is not None:
+                self.index.dictionaries.find(rule.policy.spec.sparse.basis)
         self._writer = LogWriter(self.device, self.log)
         records = [] if self.index.models else [own.record()]
-        if dictionary is not None and embed and not self.index.dictionaries.holds(dictionary.hash):
+        if dictionary is not None and embed and not self.index.dictionaries.is_sound(dictionary.hash):
             records += dictionary_records(dictionary, self.step_limit)
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
