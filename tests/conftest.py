@@ -20,8 +20,9 @@ settings.load_profile("soak" if os.environ.get("KVCODEC_SOAK") else "repeatable"
 COVERED = {
     f"test_{name}"
     for name in (
-        "attention_store", "bulk_verify", "codecs", "coding", "crash", "damage", "device", "dictionary", "durability",
-        "bounded", "extents", "formats", "golden", "identity", "layers", "machine", "opening", "promises", "rows", "shapes", "store",
+        "attention_store", "bounded", "bulk_verify", "codecs", "coding", "crash", "damage", "device", "dictionary",
+        "durability", "extents", "formats", "golden", "identity", "layers", "machine", "opening", "promises", "rows",
+        "shapes", "store",
     )
 }  # fmt: skip
 
