@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.codecs.rows import GroupedRows
-from kvcodec.dictionary.artefact import read_dictionary
 from kvcodec.errors import LogExists, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
@@ -105,7 +104,11 @@ def open_store(
 
 def load_dictionary(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
     """A set, or that of a .kvdict file. Raises FormatError."""
-    return dictionary if isinstance(dictionary, DictionarySet) else read_dictionary(dictionary)
+    if isinstance(dictionary, DictionarySet):
+        return dictionary
+    from kvcodec.dictionary.artefact import read_dictionary  # most logs need none
+
+    return read_dictionary(dictionary)
 
 
 def _check_options(mode: str, model: Model | None, durability: str, journal: CodecSpec, threads: int) -> None:

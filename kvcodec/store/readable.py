@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.attention.strips import Form
 from kvcodec.errors import CorruptRecord, ShapeError
-from kvcodec.store.attending import Place, ask_tokens, uses_of
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.outgoing import Outgoing
-from kvcodec.store.places import StreamPlaces
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import count_tokens, take_tokens
 from kvcodec.store.window import OpenRows
 
 if TYPE_CHECKING:
+    from kvcodec.attention.strips import Form
+    from kvcodec.store.attending import Place
+    from kvcodec.store.places import StreamPlaces
     from kvcodec.store.store import Store
 
 Array = npt.NDArray[Any]
@@ -115,6 +115,9 @@ class Readable:
 
     def find_places(self, layer: int, window: int | None, tokens: Any, forms: list[Form]) -> Place:
         """Where attention finds the tokens that it is asked for. forms: those of records, to be added to."""
+        from kvcodec.store.attending import Place, ask_tokens, uses_of
+        from kvcodec.store.places import StreamPlaces
+
         asked = ask_tokens(tokens, window, self._held(layer))
         first, end = asked.bounds
         found, blocks = [], []

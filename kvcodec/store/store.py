@@ -8,12 +8,10 @@ from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from kvcodec.attention.arrays import check_bits
-from kvcodec.attention.strips import Form
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
     FormatError,
@@ -32,7 +30,6 @@ from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
-from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
 from kvcodec.store.coding import Coding
 from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.identity import mismatch
@@ -43,6 +40,9 @@ from kvcodec.store.readable import Readable
 from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.stats import Stats, measure_store
+
+if TYPE_CHECKING:
+    from kvcodec.attention.strips import Form
 
 T = TypeVar("T")
 _STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
@@ -280,6 +280,9 @@ class Store:
         Otherwise as Sequence.attend: (sequences, query heads, v's dim) float32, or with return_state a list of states.
         The sequences are of this store, and their layers of one shape.
         """
+        from kvcodec.attention.arrays import check_bits  # whoever only reads or writes does without attention
+        from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
+
         check_bits(query_bits)
         check_batch(q, len(sequences))
         if not sequences:
