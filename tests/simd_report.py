@@ -87,8 +87,7 @@ def compile_all() -> dict:
     _vectors.HAS_AVX2 = _vectors.HAS_VNNI = True
     from numba import types
 
-    from kvcodec.kernels.attend import attend_items
-
+    attend_items = import_attend().attend_items
     two, three = (types.Array(types.int64, n, "C") for n in (2, 3))
     numbers, factors = types.Array(types.int32, 3, "C"), types.Array(types.int32, 2, "C")
     memory, given = types.Array(types.uint8, 1, "C"), (types.int64,) * 3
