@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,17 +48,16 @@ def write_artefact(path: str | Path, artefact: Artefact, *, overwrite: bool = Fa
     if path.exists() and not overwrite:
         raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
     data = _encode(artefact)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    fresh = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with fresh.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        os.replace(fresh, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            fresh.unlink()
         raise
 
 
@@ -185,9 +184,3 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
         metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,
         curve.copy().view("<f4").astype(np.float32),
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
