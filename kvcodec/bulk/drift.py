@@ -144,7 +144,7 @@ def measure_drift(
             with open_store(path, dictionary=own) as store:
                 texts += _drift_of_log(path, store, tell_part)
         elif own is None:
-            raise SpecError(f"{path} is a dump: its codes need a dictionary, pass dictionary=")
+            raise SpecError(f"{path} is a dump: its codes need a dictionary, pass dictionary= (--dictionary)")
         else:
             with open_dump(path) as dump:
                 part = DumpPart(dump, None, None)

@@ -121,7 +121,7 @@ def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet 
         return spec
     where = f"layer {layer}, stream {stream.name}: {spec}"
     if dictionary is None:
-        raise SpecError(f"{where} needs a dictionary: pass dictionary=")
+        raise SpecError(f"{where} needs a dictionary: pass dictionary= (--dictionary)")
     own = dictionary.find(layer, stream.id)
     if own is None:
         raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no dictionary for it")

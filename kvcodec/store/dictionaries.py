@@ -105,7 +105,9 @@ class Dictionaries:
             why = self._missing(basis)
             if why is not None:
                 path = self._log.device.image.path
-                raise MissingDictionary(basis, f"{path}: dictionary set {basis.hex()}: {why}; pass dictionary=")
+                raise MissingDictionary(
+                    basis, f"{path}: dictionary set {basis.hex()}: {why}; pass dictionary= (--dictionary)"
+                )
             self._sets[basis] = self._load(basis)
         return self._sets[basis]
 
