@@ -226,7 +226,8 @@ DICTIONARY_HEADER = np.dtype(
         ("uses", "<u2"),
         ("transform", "u1"),
         ("mean", "u1"),
-        ("reserved", "V42"),
+        ("pairs", "<u2"),
+        ("reserved", "V40"),
     ]
 )
 
@@ -282,7 +283,8 @@ KVDICT_ENTRY = np.dtype(
         ("errors", "<u2"),
         ("transform", "u1"),
         ("flags", "u1"),
-        ("reserved", "V8"),
+        ("pairs", "<u2"),
+        ("reserved", "V6"),
     ]
 )
 

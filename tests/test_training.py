@@ -17,11 +17,11 @@ from kvcodec.bulk.train_options import parse_streams
 from kvcodec.bulk.train_rows import BLOCK, DumpVectors, Part, find_rope, fingerprint_dump, query_metric
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.pursuit import pursue
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.dictionary import baseline
 from kvcodec.dictionary.artefact import read_artefact
 from kvcodec.dictionary.coder import Coder
 from kvcodec.dictionary.learning import Moments, choose_new, descend, find_useless
-from kvcodec.dictionary.rope import Rope
 from kvcodec.dictionary.settings import Settings, memory_bytes
 from kvcodec.dictionary.space import Space
 from kvcodec.dictionary.training import measure_errors, train_dictionary
@@ -63,15 +63,15 @@ def directions(count, dim, seed=0):
     return unit(np.random.default_rng(seed).standard_normal((count, dim)))
 
 
-def learn(rows, held=None, *, metric=None, transform=Transform.NONE, **settings):
+def learn(rows, held=None, *, metric=None, rotation=None, **settings):
     held = rows[: len(rows) // 4] if held is None else held
     chosen = Settings(**({"atoms": 32, "sparsity": 3, "mean": False} | settings))
-    return train_dictionary(ArrayVectors(rows), ArrayVectors(held), chosen, USES, metric=metric, transform=transform)
+    return train_dictionary(ArrayVectors(rows), ArrayVectors(held), chosen, USES, metric=metric, rotation=rotation)
 
 
 def make_dump(path, tokens=300, layers=(0, 1), heads=2, dim=16, seed=0, pre=False, queries=False, **metadata):
     lot = np.random.default_rng(seed)
-    tensors, rope = {}, Rope.of(10_000.0, dim)
+    tensors, rope = {}, Rotation.of_base(10_000.0, dim)
     for layer in layers:
         for stream in "kv":
             atoms = directions(20, dim, 10 * layer + (stream == "v"))
@@ -339,7 +339,7 @@ def test_k_is_turned_back_where_the_dump_has_none_from_before(tmp_path):
 
 
 def test_rope_turns_pairs_of_halves():
-    rope = Rope.of(100.0, 4, 2.0)
+    rope = Rotation.of_base(100.0, 4, 2.0)
     assert np.allclose(rope.frequencies, [0.5, 0.05])
     rows = np.array([[1, 0, 0, 1, 7]], np.float32)
     turned = rope.turn(rows, np.array([2]))
@@ -347,7 +347,7 @@ def test_rope_turns_pairs_of_halves():
     assert np.allclose(rope.undo(turned, np.array([2])), rows, atol=1e-6)
     for base, dims in ((0.0, 4), (10.0, 3), (float("inf"), 4)):
         with pytest.raises(SpecError, match="rope base"):
-            Rope.of(base, dims)
+            Rotation.of_base(base, dims)
 
 
 def test_what_a_dump_says_of_its_rope(tmp_path):
@@ -376,7 +376,7 @@ def test_the_metric_is_the_queries_second_moment(dumps, tmp_path):
         moments = [q.T @ q / np.trace(q.T @ q) for q in (d.queries(1).q.reshape(-1, 16).astype(float) for d in (a, b))]
         wanted = (moments[0] + moments[1]) / 2 * 16 + 0.5 * np.eye(16)
         assert np.allclose(query_metric([a, b], [1], 0.5), wanted, atol=1e-4)
-        queries, rope = a.queries(1), Rope.of(10_000.0, 16)
+        queries, rope = a.queries(1), Rotation.of_base(10_000.0, 16)
         back = rope.undo(queries.q.transpose(1, 0, 2), queries.positions).reshape(-1, 16).astype(float)
         wanted = back.T @ back / np.square(back).sum() * 16 + 0.5 * np.eye(16)
         assert np.allclose(query_metric([a], [1], 0.5, unrotate=True), wanted, atol=1e-4)
@@ -589,7 +589,7 @@ def test_bad_dumps_are_named(dumps, tmp_path):
     with pytest.raises(SpecError, match="layer 0 K has numbers beyond 1e"):
         train_dumps(tmp_path / "b.safetensors", tmp_path / "m.kvdict", **SMALL, threads=1)
     for pre, error in ((np.zeros((9, 1, 8), np.float32), DumpError), (np.zeros((100, 1, 8), np.float16), DtypeError)):
-        save_file({"k.0": rows, "v.0": rows, "k_pre.0": pre}, tmp_path / "b.safetensors")
+        save_file({"k.0": rows, "v.0": rows, "k_pre.0": pre}, tmp_path / "b.safetensors", {"rope_bases": "100"})
         with pytest.raises(error, match=r"k_pre\.0"):
             train_dumps(tmp_path / "b.safetensors", tmp_path / "n.kvdict", **SMALL, rope="pre", threads=1)
 

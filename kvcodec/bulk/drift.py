@@ -194,7 +194,8 @@ def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSp
             for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
                 end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
                 rows = take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)
-                curves[shape.name].add(first, end - first, codec.encode(rows, model.dtype_id, end - first).errors[0])
+                errors = codec.at(first).encode(rows, model.dtype_id, end - first).errors
+                curves[shape.name].add(first, end - first, errors[0])
         tell(done + 1, len(layers))
     specs = {name: str(spec) for name, curve in curves.items() if curve.spans}
     return TextDrift(str(path), dump.tokens, specs, {n: c for n, c in curves.items() if c.spans})

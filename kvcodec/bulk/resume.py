@@ -93,13 +93,13 @@ def _recode(
         header, _ = store.log.load(coded.parts[0].place)
         spec = read_spec(header)
         if spec.sparse is not None and spec.sparse.bounded:  # how many atoms it has was chosen for its rows
-            return cast("BoundedCodec", codecs.codec(policy)).recode(bits, dtype)
-        codec = codecs.codec(spec)
+            return cast("BoundedCodec", codecs.codec(policy).at(coded.first)).recode(bits, dtype)
+        codec = codecs.codec(spec).at(coded.first)
         body = codec.encode(bits, dtype, coded.tokens).body[0]
         return codec.decode(body, coded.tokens, dim, dtype, as_float32=False)
     if coded.step.codec == CodecId.RAW:
         return bits
-    rows = codecs.rows(coded.step)
+    rows = codecs.rows(coded.step).at(coded.first)
     return rows.decode(rows.encode(bits, dtype), dim, dtype, as_float32=False)
 
 

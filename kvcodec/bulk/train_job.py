@@ -19,14 +19,14 @@ from kvcodec.bulk.chunks import Progress
 from kvcodec.bulk.train_checkpoint import Checkpoint
 from kvcodec.bulk.train_options import TrainOptions, Unit, plan_units
 from kvcodec.bulk.train_report import TrainedUnit, TrainReport
-from kvcodec.bulk.train_rows import DumpVectors, Part, fingerprint_dump, query_metric
+from kvcodec.bulk.train_rows import DumpVectors, Part, find_rotation, fingerprint_dump, query_metric
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dictionary.settings import Settings
 from kvcodec.dictionary.training import Step, Trained, train_dictionary
 from kvcodec.dumps.dump import Dump
 from kvcodec.errors import LogExists, SpecError
-from kvcodec.layout import StreamId, Transform
+from kvcodec.layout import StreamId
 
 
 class Held(NamedTuple):
@@ -108,13 +108,14 @@ class TrainJob:
     def _train(self, unit: Unit) -> None:
         began, settings, deadline = monotonic(), self._settings, self._deadline()
         unrotate = self._options.rope == "pre" and unit.stream == StreamId.K
+        base = self._options.rope_base
+        rotation = find_rotation(self._dumps, unit.uses, base) if unrotate else None
         training, held = (
-            DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=self._options.rope_base)
-            for parts in (self._training, self._held)
+            DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=base) for parts in (self._training, self._held)
         )
         trained = train_dictionary(
             training, held, settings, unit.uses,
-            transform=Transform.PRE_ROPE if unrotate else Transform.NONE, metric=self._metric(unit, unrotate),
+            rotation=rotation, metric=self._metric(unit, unrotate),
             over=lambda: monotonic() > deadline, tell=lambda step: self._note(unit, step),
         )  # fmt: skip
         about = _describe_unit(unit, trained)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import Use
-from kvcodec.dictionary.rope import Rope
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.dictionary.vectors import BLOCK
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.extra import has_unrotated, layer_number, read_numbers, read_unrotated
@@ -43,7 +43,7 @@ class DumpVectors:
     ) -> None:
         self._unrotate = unrotate
         self._blocks: list[tuple[Part, Use, int, int]] = []
-        self._turns: dict[tuple[Path, int], Rope | None] = {}
+        self._turns: dict[tuple[Path, int], Rotation | None] = {}
         self.counts: list[int] = []
         self.dim = 0
         for use in uses:
@@ -80,7 +80,7 @@ class DumpVectors:
         return np.ascontiguousarray(rows.reshape(-1, self.dim))
 
 
-def find_rope(dump: Dump, layer: int, base: float | None) -> Rope:
+def find_rope(dump: Dump, layer: int, base: float | None) -> Rotation:
     """How K of a layer was turned: by rope_freq.L of the dump, or by `base`, or by the dump's metadata. A token of a
     dump stands at the position that is its number. Raises DumpError, SpecError if nothing tells.
     """
@@ -91,15 +91,31 @@ def find_rope(dump: Dump, layer: int, base: float | None) -> Rope:
     if base is None:
         frequencies = read_numbers(dump, f"rope_freq.{layer}", (-1,))
         if frequencies is not None and 2 * len(frequencies) <= dim:
-            return Rope(frequencies)
+            return Rotation.of_frequencies(frequencies)
         base = layer_number(dump, "rope_bases", layer)
     if base is None:
-        raise SpecError(f"{dump.path}: neither k_pre.{layer} nor rope_bases in it: say the base with --rope-base")
+        raise SpecError(f"{dump.path}: nothing tells how K of layer {layer} was turned: say the base with --rope-base")
     dims, scale = (layer_number(dump, key, layer) for key in ("rope_dims", "rope_scales"))
     dims = dim if dims is None else dims
     if dims > dim or dims != int(dims):
         raise DumpError(f"{dump.path}: rope_dims of layer {layer} is {dims:g}, want an even number up to {dim}")
-    return Rope.of(base, int(dims), 1.0 if scale is None else scale)
+    return Rotation.of_base(base, int(dims), 1.0 if scale is None else scale)
+
+
+def find_rotation(dumps: Sequence[Dump], uses: Sequence[Use], base: float | None) -> Rotation:
+    """How K of all these layers was turned in all dumps. Raises DumpError, SpecError if nothing tells, or not alike."""
+    first: tuple[Rotation, Dump, int] | None = None
+    for dump in dumps:
+        for layer, _ in uses:
+            own = find_rope(dump, layer, base)
+            first = first or (own, dump, layer)
+            if own != first[0]:
+                raise SpecError(
+                    f"{dump.path}: K of layer {layer} is turned otherwise than that of layer {first[2]} of "
+                    f"{first[1].path}: they cannot share a dictionary of keys from before rotation"
+                )
+    assert first is not None
+    return first[0]
 
 
 def query_metric(

@@ -61,7 +61,8 @@ def encode_array(
     dtype: DTypeLike | None = None,
     dictionary: Dictionary | None = None,
 ) -> EncodedArray:
-    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary.
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary. Its first row
+    stands at position 0.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
     Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
@@ -81,7 +82,7 @@ def encode_array(
     tokens, heads, dim = rows.shape
     split = tokens - tokens % codec.token_group
     full = codec.encode(rows[:split], dtype_id, codec.token_group, alike=True)
-    rest = codec.encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
+    rest = codec.at(split).encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
     errors = np.concatenate([full.errors, rest.errors])
     return EncodedArray(codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary)
 
@@ -111,8 +112,8 @@ def decode_array(
         raise ShapeError("out: shares memory with what is to be decoded")
     rows = out if wanted == np.float32 else out.view(np.uint16)
     split = len(encoded.full) * codec.token_group
-    _decode_into(rows, chosen < split, chosen, encoded.full, codec.token_group, codec, encoded)
-    _decode_into(rows, chosen >= split, chosen - split, encoded.tail, encoded.tokens - split, codec, encoded)
+    _decode_into(rows, chosen < split, chosen, encoded.full, codec.token_group, 0, codec, encoded)
+    _decode_into(rows, chosen >= split, chosen - split, encoded.tail, encoded.tokens - split, split, codec, encoded)
     return out
 
 
@@ -122,27 +123,29 @@ def _decode_into(
     chosen: NDArray[np.int64],
     body: NDArray[np.uint8],
     record_tokens: int,
+    offset: int,
     codec: Codec,
     encoded: EncodedArray,
 ) -> None:
-    """Fill out[here] with the rows chosen[here], counted from the first record of body."""
+    """Fill out[here] with the rows chosen[here], counted from the first record of body, which begins at `offset`."""
     if not here.any():
         return
     wanted = chosen[here]
     records = np.unique(wanted // record_tokens)
-    first, last = int(records[0]), int(records[-1]) + 1
-    contiguous = last - first == len(records)
-    body = body[first:last] if contiguous else body[records]
-    as_float32 = out.dtype == np.float32
-    if contiguous and np.array_equal(wanted, np.arange(first * record_tokens, last * record_tokens)):
-        start = int(np.argmax(here))
-        place = out[start : start + len(wanted)]
-        if here[start : start + len(wanted)].all():
-            codec.decode(body, record_tokens, encoded.dim, encoded.dtype, as_float32=as_float32, out=place)
-            return
-    rows = codec.decode(body, record_tokens, encoded.dim, encoded.dtype, as_float32=as_float32)
-    at = np.searchsorted(records, wanted // record_tokens) * record_tokens + wanted % record_tokens
-    out[here] = rows[at]
+    whole = np.arange(records[0] * record_tokens, (records[-1] + 1) * record_tokens)
+    start = int(np.argmax(here))
+    place = out[start : start + len(wanted)] if np.array_equal(wanted, whole) else None
+    if place is not None and not here[start : start + len(wanted)].all():
+        place = None
+    arguments: Any = record_tokens, encoded.dim, encoded.dtype
+    parts = []
+    for run in np.split(records, np.flatnonzero(np.diff(records) > 1) + 1):
+        first, last = int(run[0]), int(run[-1]) + 1
+        own = codec.at(offset + first * record_tokens)
+        parts.append(own.decode(body[first:last], *arguments, as_float32=out.dtype == np.float32, out=place))
+    if place is None:
+        at = np.searchsorted(records, wanted // record_tokens) * record_tokens + wanted % record_tokens
+        out[here] = (parts[0] if len(parts) == 1 else np.concatenate(parts))[at]
 
 
 def _take_stream(stream: StreamId | str) -> StreamId:

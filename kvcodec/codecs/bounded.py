@@ -57,8 +57,8 @@ class BoundedCodec(SparseCodec):
     For every vector x and its decoded row y in 16 bits, |x - y| <= bound * |x|, in float64.
     """
 
-    def __init__(self, spec: CodecSpec, dictionary: Dictionary) -> None:
-        super().__init__(spec, dictionary)
+    def __init__(self, spec: CodecSpec, dictionary: Dictionary, first: int = 0) -> None:
+        super().__init__(spec, dictionary, first)
         self._int4 = GroupedRows(INT4_SPEC, StreamId.K)
 
     @cached_property
@@ -86,7 +86,7 @@ class BoundedCodec(SparseCodec):
         step = max(1, _AT_ONCE // (tokens * heads))
         for first in range(0, records, step):
             part = rows[first * tokens : (first + step) * tokens]
-            met = self._meet(np.ascontiguousarray(part).reshape(-1, dim), dtype)
+            met = self._meet(np.ascontiguousarray(part), dtype, self._rows.positions(len(rows))[first * tokens :])
             for start in range(0, len(met.need), tokens * heads):
                 own = slice(start, start + tokens * heads)
                 bits = part.reshape(-1, dim)[own].reshape(tokens, heads, dim)
@@ -107,6 +107,7 @@ class BoundedCodec(SparseCodec):
             raise CorruptRecord(bitmap + error.offset, error.why) from None
         _check_unused(mixed, codes, bitmap)
         rows = self._rows.rebuild(codes).reshape(tokens, heads, dim)
+        rows = self._rows.turn(rows, self._rows.positions(tokens))
         out: NDArray[Any] = rows if wide else narrow(rows, dtype)
         int4, raw = mixed.rows(INT4, dim), mixed.rows(RAW, dim)
         _check_scales(int4, mixed, len(body), dim)
@@ -120,16 +121,22 @@ class BoundedCodec(SparseCodec):
         """Rows (tokens, heads, dim) as a record of them is decoded."""
         tokens, heads, dim = rows.shape
         one = self.encode_records(rows, dtype, tokens)[0]
-        own, body, stored = BoundedCodec(one.spec, self._rows.dictionary), one.mixed.join(), one.mixed.bitmap_bytes
+        own, body, stored = self._with(one.spec), one.mixed.join(), one.mixed.bitmap_bytes
         if not stored:
             return own.decode(body.reshape(heads, -1), tokens, dim, dtype)
         return own.decode_mixed(body, stored, tokens, dim, dtype, heads, wide=False)
 
-    def _meet(self, bits: NDArray[np.uint16], dtype: DtypeId) -> _Met:
-        """Vectors (n, d) both ways."""
-        vectors = widen(bits, dtype)
+    def _with(self, spec: CodecSpec) -> BoundedCodec:
+        """The codec of the same rows with another number of atoms."""
+        return BoundedCodec(spec, self._rows.dictionary, int(self._rows.positions(1)[0]))
+
+    def _meet(self, part: NDArray[np.uint16], dtype: DtypeId, positions: NDArray[np.int64]) -> _Met:
+        """Vectors of rows (tokens, heads, d) both ways."""
+        heads, dim = part.shape[1:]
+        bits = part.reshape(-1, dim)
+        vectors, places = widen(bits, dtype), np.repeat(positions[: len(part)], heads)
         limits = _squares(vectors) * (self._rows.codes.error / ERROR_STEPS) ** 2 * _SLACK
-        codes, rows, errors = self._pursue(vectors, limits, dtype)
+        codes, rows, errors = self._pursue(vectors, places, limits, dtype)
         need = np.where(errors <= limits, codes.counts, self._rows.codes.atoms + 1)
         int4 = self._int4.encode(bits[:, None], dtype)
         coarse = self._int4.decode(int4, vectors.shape[1], dtype, as_float32=True)[:, 0]
@@ -139,12 +146,17 @@ class BoundedCodec(SparseCodec):
         return _Met(codes, need, kinds, int4[:, 0], np.stack([rows, coarse, vectors]))
 
     def _pursue(
-        self, vectors: NDArray[np.float32], limits: NDArray[np.float64], dtype: DtypeId
+        self,
+        vectors: NDArray[np.float32],
+        places: NDArray[np.int64],
+        limits: NDArray[np.float64],
+        dtype: DtypeId,
     ) -> tuple[Codes, NDArray[np.float32], NDArray[np.float64]]:
-        """Codes, the float32 rows that they are, and the squared errors of those in 16 bits."""
+        """Codes, the float32 rows that they are, and the squared errors of those in 16 bits. places: (n,) positions."""
         own, dictionary = self._rows.codes, self._rows.dictionary
-        codes = pursue(vectors, dictionary, own, targets=limits)
-        rows = self._rows.rebuild(codes)
+        before = self._rows.turn_back(vectors, places)
+        codes = pursue(before, dictionary, own, targets=limits)
+        rows = self._rows.turn(self._rows.rebuild(codes), places)
         errors, targets = _missed(vectors, rows, dtype), limits.copy()
         for n in range(_ROUNDS):
             more = np.flatnonzero((errors > limits) & (codes.counts < own.atoms))
@@ -152,8 +164,8 @@ class BoundedCodec(SparseCodec):
                 break
             targets[more] *= _AIM * limits[more] / errors[more]
             aims = targets[more] if n < _ROUNDS - 1 else np.full(len(more), -1.0)
-            again = pursue(vectors[more], dictionary, own, targets=aims)
-            rows[more] = self._rows.rebuild(again)
+            again = pursue(before[more], dictionary, own, targets=aims)
+            rows[more] = self._rows.turn(self._rows.rebuild(again), places[more])
             errors[more] = _missed(vectors[more], rows[more], dtype)
             codes.indices[more], codes.coefficients[more] = again.indices, again.coefficients
             codes.scales[more], codes.counts[more] = again.scales, again.counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,12 @@ class Codec(Protocol):
 
     @property
     def token_group(self) -> int: ...
+
+    def at(self, first: int) -> Self:
+        """The codec of rows whose first one is token `first` of its sequence, which is 0 otherwise: where keys are
+        coded as they were before their rotary embedding, rows are turned by their positions.
+        """
+        ...
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
@@ -88,6 +94,7 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | 
 
         if dictionary is None:
             raise SpecError(f"{spec} needs a dictionary")
+        check_turned(dictionary, stream)
         return (BoundedCodec if spec.sparse.bounded else SparseCodec)(spec, dictionary)
     if spec.codec == CodecId.RAW:
         from kvcodec.codecs.raw import RawCodec
@@ -96,6 +103,12 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | 
     from kvcodec.codecs.grouped import GroupedCodec
 
     return GroupedCodec(spec, stream)
+
+
+def check_turned(dictionary: Dictionary, stream: StreamId) -> None:
+    """Raises SpecError for a dictionary of keys from before their rotary embedding, if the stream carries none."""
+    if dictionary.rotation is not None and stream not in (StreamId.K, StreamId.KR):
+        raise SpecError(f"stream {stream.name.lower()} over a dictionary of keys from before their rotary embedding")
 
 
 def find_nonfinite(rows: NDArray[np.uint16], dtype: DtypeId) -> tuple[int, int, int] | None:

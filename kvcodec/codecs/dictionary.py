@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import DICTIONARY_USE, StreamId, Transform
 from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY
 
 Use = tuple[int, StreamId]  # a layer and a stream
 MAX_DIM = 1024
+TURNED = (StreamId.K, StreamId.KR)  # streams that carry a rotary embedding
 _NO_NORM = np.float32(1e-30)
 _GREATEST = 1e30  # of a mean: no row minus it overflows
 _LARGEST = 1e6  # of a metric
@@ -27,6 +29,7 @@ class Dictionary:
     """N atoms of d channels: a vector is mean + scale * (sum of integer coefficients times atoms).
 
     atoms: int8 (N, d). mean: float32 (d,), zeros where nothing was removed. uses: whose vectors they are for.
+    rotation: how these are turned by their positions, if that is what such vectors were before.
     metric: float32 (d, d), symmetric and positive definite, in which an encoder measures errors; None for the plain
     one. No decoder needs it, and the set's hash does not cover it. errors: float32, relative error on held-out vectors
     after 1, 2, … atoms, empty if unknown.
@@ -35,7 +38,7 @@ class Dictionary:
     atoms: NDArray[np.int8]
     uses: tuple[Use, ...]
     mean: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    transform: Transform = Transform.NONE
+    rotation: Rotation | None = None
     metric: NDArray[np.float32] | None = None
     errors: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
@@ -57,6 +60,14 @@ class Dictionary:
             raise ShapeError("errors: want finite numbers")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("a dictionary is for one or more streams, each named once")
+        if self.rotation is not None:
+            self._check_rotation(self.rotation)
+
+    def _check_rotation(self, rotation: Rotation) -> None:
+        if 2 * rotation.pairs > self.dim:
+            raise ShapeError(f"rotation: {rotation.pairs} pairs of channels, the atoms have {self.dim} channels")
+        if unturned := [stream.name for _, stream in self.uses if stream not in TURNED]:
+            raise SpecError(f"rotation: stream {unturned[0].lower()} has no rotary embedding")
 
     @property
     def size(self) -> int:
@@ -67,6 +78,10 @@ class Dictionary:
     def dim(self) -> int:
         """d, channels of an atom."""
         return int(self.atoms.shape[1])
+
+    @property
+    def transform(self) -> Transform:
+        return Transform.NONE if self.rotation is None else Transform.PRE_ROPE
 
     @property
     def has_mean(self) -> bool:
@@ -134,11 +149,12 @@ class Dictionary:
         return lengths
 
     def head(self) -> bytes:
-        """What stands before the atoms: uses, and the mean if there is one."""
+        """What stands before the atoms: uses, and the mean and the steps of the rotation if there is one."""
         uses = np.zeros(len(self.uses), DICTIONARY_USE)
         for row, (layer, stream) in zip(uses, self.uses, strict=True):
             row["layer"], row["stream"] = layer, stream
-        return uses.tobytes() + (self.mean.astype("<f4").tobytes() if self.has_mean else b"")
+        mean = self.mean.astype("<f4").tobytes() if self.has_mean else b""
+        return uses.tobytes() + mean + (b"" if self.rotation is None else self.rotation.steps.astype("<u8").tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +173,9 @@ class DictionarySet:
         """16 bytes that name this set: the first of the SHA-256 of its dictionaries, one after the other."""
         digest = hashlib.sha256()
         for one in self.dictionaries:
-            shape = np.array([one.size, one.dim, len(one.uses), one.transform, one.has_mean], "<u4")
-            digest.update(shape.tobytes() + one.head())
+            shape = [one.size, one.dim, len(one.uses), one.transform, one.has_mean]
+            shape += [] if one.rotation is None else [one.rotation.pairs]
+            digest.update(np.array(shape, "<u4").tobytes() + one.head())
             digest.update(one.atoms.tobytes())
         return digest.digest()[:HASH_BYTES]
 

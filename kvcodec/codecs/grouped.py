@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ class GroupedCodec:
         self.token_group = _LEAST_TOKEN_GROUP
         if spec.axis == Axis.CHANNEL:
             self.token_group = layout.align(_LEAST_TOKEN_GROUP, spec.group)
+
+    def at(self, first: int) -> Self:  # noqa: ARG002
+        """See `Codec`: rows are coded as they are."""
+        return self
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""

@@ -35,7 +35,7 @@ def pack_rows(codes: Codes, spec: SparseCodes) -> Bytes:
         elias_fano.pack_sets(codes.indices, np.int64(spec.size), np.int64(spec.low), packed)
         rows[:, first:last] = packed
     else:
-        rows[:, first:last] = codes.indices.astype("<u2").view(np.uint8).reshape(count, -1)
+        rows[:, first:last] = codes.indices.astype("<u2").view(np.uint8).reshape(count, spec.index_bytes)
     packed = np.empty((count, spec.row_bytes - last), np.uint8)
     elias_fano.pack_bits(codes.coefficients, np.int64(spec.bits), packed)
     rows[:, last:] = packed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,10 @@ class RawCodec:
 
     def __init__(self, stream: StreamId) -> None:
         self.channel_lane = stream == StreamId.V
+
+    def at(self, first: int) -> Self:  # noqa: ARG002
+        """See `Codec`: rows are coded as they are."""
+        return self
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""

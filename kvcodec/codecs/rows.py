@@ -6,12 +6,12 @@ moves bits and rounds nothing, so rows that were coded one by one give the bytes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, codec_for, take_out
+from kvcodec.codecs.codec import Encoded, check_turned, codec_for, take_out
 from kvcodec.codecs.sections import padded_tokens, scale_shape
 from kvcodec.errors import SpecError
 from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamId, align
@@ -29,6 +29,10 @@ class RowCodec(Protocol):
 
     @property
     def spec(self) -> CodecSpec: ...
+
+    def at(self, first: int) -> Self:
+        """The codec of rows whose first one is token `first` of its sequence. See `Codec`."""
+        ...
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one row of one head."""
@@ -68,6 +72,7 @@ def row_codec_for(spec: CodecSpec, stream: StreamId, dictionary: Dictionary | No
         raise SpecError(f"{spec} does not code rows one by one: some of them are kept otherwise")
     if dictionary is None:
         raise SpecError(f"{spec} needs a dictionary")
+    check_turned(dictionary, stream)
     return SparseRows(spec, dictionary)
 
 
@@ -80,6 +85,10 @@ class GroupedRows:
         self.spec, self._codec = spec, codec_for(spec, stream)
         self._lane = self._codec.channel_lane
         self._per_byte = 8 // spec.bits
+
+    def at(self, first: int) -> Self:  # noqa: ARG002
+        """See `Codec`: rows are coded as they are."""
+        return self
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one row of one head."""

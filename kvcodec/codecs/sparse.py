@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -29,17 +29,22 @@ _TYPES: dict[DtypeId, Any] = {DtypeId.BFLOAT16: ml_dtypes.bfloat16, DtypeId.FLOA
 class SparseRows:
     """Vectors over one dictionary, one by one. See `RowCodec`.
 
-    A decoded vector is float32(sum of coefficients times atoms, exact) * scale + mean, each operation rounded, clamped
-    to the dtype's greatest finite number and rounded to it.
+    A decoded vector is float32(sum of coefficients times atoms, exact) * scale + mean, each operation rounded, turned
+    to its position where the dictionary has a rotation, clamped to the dtype's greatest finite number and rounded to
+    it.
     """
 
-    def __init__(self, spec: CodecSpec, dictionary: Dictionary) -> None:
+    def __init__(self, spec: CodecSpec, dictionary: Dictionary, first: int = 0) -> None:
         if spec.sparse is None:
             raise SpecError(f"{spec} takes no dictionary")
         if spec.sparse.size not in (0, dictionary.size):
             raise SpecError(f"{spec} is for {spec.sparse.size} atoms, the dictionary has {dictionary.size}")
         self.codes = replace(spec.sparse, size=dictionary.size)
-        self.spec, self.dictionary = replace(spec, sparse=self.codes), dictionary
+        self.spec, self.dictionary, self._first = replace(spec, sparse=self.codes), dictionary, first
+
+    def at(self, first: int) -> Self:
+        """See `RowCodec`."""
+        return type(self)(self.spec, self.dictionary, first)
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of one row of one head."""
@@ -50,8 +55,9 @@ class SparseRows:
         """See `RowCodec`."""
         tokens, heads, dim = rows.shape
         self.check_dim(dim)
-        codes = pursue(widen(rows, dtype).reshape(-1, dim), self.dictionary, self.codes)
-        return pack_rows(codes, self.codes).reshape(tokens, heads, -1)
+        vectors = self.turn_back(widen(rows, dtype), self.positions(tokens)).reshape(-1, dim)
+        codes = pursue(vectors, self.dictionary, self.codes)
+        return pack_rows(codes, self.codes).reshape(tokens, heads, self.codes.row_bytes)
 
     def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int, *, alike: bool = False) -> Encoded:
         """See `RowCodec`. Where an error bound spares atoms, the records have as many as their vectors need, unless
@@ -76,7 +82,8 @@ class SparseRows:
         self.check_dim(dim)
         tokens, heads, _ = coded.shape
         taken = take_out(out, (tokens, heads, dim), np.float32 if as_float32 else np.uint16)
-        rows = self.rebuild(unpack_rows(coded.reshape(tokens * heads, -1), self.codes)).reshape(taken.shape)
+        rows = self.rebuild(unpack_rows(coded.reshape(tokens * heads, coded.shape[-1]), self.codes)).reshape(taken.shape)
+        rows = self.turn(rows, self.positions(tokens))
         taken[...] = rows if as_float32 else narrow(rows, dtype)
         return taken
 
@@ -84,8 +91,22 @@ class SparseRows:
         if dim != self.dictionary.dim:
             raise ShapeError(f"rows have {dim} channels, the dictionary's atoms {self.dictionary.dim}")
 
+    def positions(self, tokens: int) -> NDArray[np.int64]:
+        """int64 (tokens,): where the tokens of rows stand in their sequence."""
+        return self._first + np.arange(tokens)
+
+    def turn(self, rows: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Rebuilt rows (n, ..., dim) as the model has them at positions (n,)."""
+        rotation = self.dictionary.rotation
+        return rows if rotation is None else rotation.turn(rows, positions)
+
+    def turn_back(self, rows: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The model's rows as the dictionary codes them."""
+        rotation = self.dictionary.rotation
+        return rows if rotation is None else rotation.undo(rows, positions)
+
     def rebuild(self, codes: Codes) -> NDArray[np.float32]:
-        """float32 (n, dim) of codes."""
+        """float32 (n, dim) of codes, not yet turned to their positions."""
         own, out = self.dictionary, np.empty((len(codes.scales), self.dictionary.dim), np.float32)
         work = np.empty(work_bytes(codes.indices.shape[1]), np.uint8)
         rebuild_rows(
@@ -109,7 +130,7 @@ class SparseRows:
             indices=np.ascontiguousarray(own.indices[:, : codes.atoms]),
             coefficients=np.ascontiguousarray(own.coefficients[:, : codes.atoms]),
         )
-        return pack_rows(kept, codes).reshape(*coded.shape[:-1], -1)
+        return pack_rows(kept, codes).reshape(*coded.shape[:-1], codes.row_bytes)
 
 
 class SparseCodec:
@@ -117,9 +138,13 @@ class SparseCodec:
 
     channel_lane = False
 
-    def __init__(self, spec: CodecSpec, dictionary: Dictionary) -> None:
-        self._rows = SparseRows(spec, dictionary)
+    def __init__(self, spec: CodecSpec, dictionary: Dictionary, first: int = 0) -> None:
+        self._rows = SparseRows(spec, dictionary, first)
         self.spec, self.token_group = self._rows.spec, spec.group
+
+    def at(self, first: int) -> Self:
+        """See `Codec`."""
+        return type(self)(self.spec, self._rows.dictionary, first)
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
@@ -129,6 +154,9 @@ class SparseCodec:
     def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, *, alike: bool = False) -> Encoded:
         """See `Codec`."""
         records = split_records(rows, tokens)
+        if not records:
+            heads, total = rows.shape[1], self.sections(tokens, rows.shape[2]).total
+            return Encoded(np.zeros((0, heads, total), np.uint8), np.zeros((0, heads), np.uint16))
         coded = self._rows.encode(rows, dtype)
         back = self._rows.decode(coded, rows.shape[2], dtype, as_float32=True)
         laid = self._rows.lay(coded, tokens, rows.shape[2], alike=alike)
@@ -149,6 +177,7 @@ class SparseCodec:
         shape = (len(body) * tokens, body.shape[1], dim)
         taken = take_out(out, shape, np.float32 if as_float32 else np.uint16)
         rows = self._rows.rebuild(self._unpack(body, tokens)).reshape(shape)
+        rows = self._rows.turn(rows, self._rows.positions(len(rows)))
         taken[...] = rows if as_float32 else narrow(rows, dtype)
         return taken
 
@@ -161,7 +190,7 @@ class SparseCodec:
         _, heads, total = body.shape
         rows = take_rows(body, tokens, self._rows.codes)
         try:
-            return unpack_rows(rows.reshape(len(rows) * heads, -1), self._rows.codes)
+            return unpack_rows(rows.reshape(len(rows) * heads, rows.shape[-1]), self._rows.codes)
         except CorruptRecord as error:
             token, head = divmod(error.offset, heads)
             at = (token // tokens * heads + head) * total

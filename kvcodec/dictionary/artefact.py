@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.errors import BadMagic, CorruptRecord, LogExists, ShapeError, SpecError, TruncatedLog, UnsupportedVersion
 from kvcodec.layout import (
     ALIGNMENT,
@@ -110,6 +111,7 @@ def _encode(artefact: Artefact) -> bytes:
     for entry, one, body in zip(entries, own.dictionaries, bodies, strict=True):
         entry["offset"], entry["atoms"], entry["head_dim"], entry["uses"] = offset, one.size, one.dim, len(one.uses)
         entry["errors"], entry["transform"], entry["flags"] = len(one.errors), one.transform, _flags(one)
+        entry["pairs"] = 0 if one.rotation is None else one.rotation.pairs
         entry["crc"] = google_crc32c.value(body)
         offset = align(offset + len(body), ALIGNMENT)
     head = np.zeros((), KVDICT)
@@ -153,11 +155,12 @@ def _check_places(entries: NDArray[np.void], start: int, end: int) -> None:
 
 
 def _sizes(entry: np.void) -> list[int]:
-    """Bytes of uses, mean, errors, metric and atoms."""
+    """Bytes of uses, mean, rotation, errors, metric and atoms."""
     flags, atoms, dim = (int(entry[name]) for name in ("flags", "atoms", "head_dim"))
     return [
         int(entry["uses"]) * DICTIONARY_USE.itemsize, 4 * dim if flags & KvdictFlag.MEAN else 0,
-        4 * int(entry["errors"]), 4 * dim * dim if flags & KvdictFlag.METRIC else 0, atoms * dim,
+        8 * int(entry["pairs"]), 4 * int(entry["errors"]), 4 * dim * dim if flags & KvdictFlag.METRIC else 0,
+        atoms * dim,
     ]  # fmt: skip
 
 
@@ -167,20 +170,23 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
     known = flags & ~int(KvdictFlag.MEAN | KvdictFlag.METRIC) == 0 and int(entry["transform"]) in list(Transform)
     if not known or any(entry["reserved"].tobytes()):
         raise UnsupportedVersion(f"at byte {start}: flags, transform or a reserved field of a dictionary")
-    if not (1 <= atoms <= MAX_DICTIONARY and 1 <= dim <= MAX_DIM and errors <= MAX_ATOMS):
+    turned = int(entry["transform"]) != Transform.NONE
+    if not (1 <= atoms <= MAX_DICTIONARY and 1 <= dim <= MAX_DIM and errors <= MAX_ATOMS) or (
+        turned != (int(entry["pairs"]) > 0)
+    ):
         raise CorruptRecord(start, f"a dictionary of {atoms} atoms of {dim} channels, {errors} errors")
     sizes = _sizes(entry)
     body = data[start : start + sum(sizes)]
     if start % ALIGNMENT or len(body) < sum(sizes) or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
         raise CorruptRecord(start, "checksum of a dictionary")
-    uses, mean, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
+    uses, mean, steps, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
     if uses.copy().view(DICTIONARY_USE)["reserved"].any():
         raise UnsupportedVersion(f"at byte {start}: a reserved field of a use")
     return Dictionary(
         matrix.view(np.int8).reshape(atoms, dim).copy(),
         tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in uses.copy().view(DICTIONARY_USE)),
         mean.copy().view("<f4").astype(np.float32),
-        Transform(int(entry["transform"])),
+        Rotation(steps.copy().view("<u8")) if turned else None,
         metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,
         curve.copy().view("<f4").astype(np.float32),
     )

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import Dictionary, Use, quantize_atoms
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.dictionary.coder import Coder, Sparse
 from kvcodec.dictionary.learning import Moments, choose_new, descend, find_useless
 from kvcodec.dictionary.settings import Settings
 from kvcodec.dictionary.space import Space
 from kvcodec.dictionary.vectors import Vectors, read_blocks, read_parts, split_batches
 from kvcodec.errors import SpecError
-from kvcodec.layout import Transform
 
 SAMPLE = 2048  # held-out vectors that the error after each epoch is measured on
 _PART = 1024  # vectors that are measured at once
@@ -81,15 +81,16 @@ def train_dictionary(
     settings: Settings,
     uses: tuple[Use, ...],
     *,
-    transform: Transform = Transform.NONE,
+    rotation: Rotation | None = None,
     metric: NDArray[np.float32] | None = None,
     over: Callable[[], bool] = lambda: False,
     tell: Tell = lambda _step: None,
 ) -> Trained:
     """Train a dictionary for the streams `uses`.
 
-    metric: float32 (d, d), in which errors are measured. over: asked between mini-batches whether time is up. tell:
-    called after each. The same for the same arguments, as long as `over` says no.
+    rotation: of the keys, where the vectors are what they were before it. metric: float32 (d, d), in which errors are
+    measured. over: asked between mini-batches whether time is up. tell: called after each. The same for the same
+    arguments, as long as `over` says no.
     Raises SpecError for fewer distinct training vectors than atoms, or a metric that is none.
     """
     if not sum(training.counts) or not sum(held_out.counts):
@@ -98,9 +99,9 @@ def train_dictionary(
     job = _Training(training, held_out, settings, Space(mean, metric), uses, over, tell)
     job.run()
     atoms, kept = quantize_atoms(job.space.leave(job.best)), np.zeros(0, np.float32) if mean is None else mean
-    int8 = Dictionary(atoms, uses, kept, transform, metric)
+    int8 = Dictionary(atoms, uses, kept, rotation, metric)
     errors, plain = measure_errors(int8, held_out, settings.sparsity)
-    whole = Dictionary(int8.atoms, uses, int8.mean, transform, metric, errors)
+    whole = Dictionary(int8.atoms, uses, int8.mean, rotation, metric, errors)
     counts = (sum(training.counts), sum(held_out.counts))
     return Trained(whole, tuple(job.curve), plain, *counts, job.replaced, job.stopped)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import SpecError
-from kvcodec.layout import StreamId, Transform
+from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import ERROR_STEPS, parse_bound
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Model, Stream
@@ -125,8 +125,6 @@ def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet 
     own = dictionary.find(layer, stream.id)
     if own is None:
         raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no dictionary for it")
-    if own.transform != Transform.NONE:
-        raise SpecError(f"{where}: its dictionary is of keys before their rotary embedding, which no log takes yet")
     if own.dim != stream.dim:
         raise SpecError(f"{where}: {stream.dim} channels, its dictionary's atoms have {own.dim}")
     return spec.bound_to(own.size, dictionary.hash)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcodec.codecs import Codec, codec_for
-from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
+from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet, Use
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.rows import RowCodec, row_codec_for
 from kvcodec.errors import CorruptRecord, MissingDictionary, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
@@ -42,8 +43,8 @@ class Dictionaries:
         """Know a DICTIONARY record of the log. Raises CorruptRecord, UnsupportedVersion."""
         h, at = one.header, self._log.device.file_offset(one.place.block, one.place.offset)
         atoms, first, count = (int(h[name]) for name in ("atoms", "first_atom", "chunk"))
-        if any(h["parent_hash"].tobytes()) or int(h["transform"]) != Transform.NONE:
-            raise UnsupportedVersion(f"at byte {at}: DICTIONARY record with a parent or a transform")
+        if any(h["parent_hash"].tobytes()) or int(h["transform"]) not in list(Transform):
+            raise UnsupportedVersion(f"at byte {at}: DICTIONARY record with a parent or an unknown transform")
         good = (
             int(h["sequence"]) == 0
             and 1 <= atoms <= MAX_DICTIONARY
@@ -52,6 +53,8 @@ class Dictionaries:
             and 1 <= int(h["head_dim"]) <= MAX_DIM
             and int(h["uses"]) >= 1
             and int(h["mean"]) <= 1
+            and (int(h["transform"]) == Transform.PRE_ROPE) == (int(h["pairs"]) > 0)
+            and 2 * int(h["pairs"]) <= int(h["head_dim"])
             and h["basis_hash"].tobytes() != _NO_HASH
         )
         if not good or int(h["body_bytes"]) != count * int(h["head_dim"]) + (0 if first else _head_bytes(h)):
@@ -59,7 +62,7 @@ class Dictionaries:
         for other in self._places.get(h["basis_hash"].tobytes(), ())[:1]:
             self._check_alike(at, h, other.header, ("matrices",))
         for other in self._of_matrix(h["basis_hash"].tobytes(), int(h["matrix"]))[:1]:
-            self._check_alike(at, h, other.header, ("atoms", "head_dim", "uses", "transform", "mean"))
+            self._check_alike(at, h, other.header, ("atoms", "head_dim", "uses", "transform", "mean", "pairs"))
         self._places.setdefault(h["basis_hash"].tobytes(), []).append(one)
 
     def _of_matrix(self, basis: bytes, matrix: int) -> list[Located]:
@@ -144,21 +147,21 @@ class Dictionaries:
     def _load_matrix(self, chunks: dict[int, Located]) -> Dictionary:
         header, body = self._log.load(chunks[0].place)
         dim, parts = int(header["head_dim"]), [body[_head_bytes(header) :]]
-        uses, mean = _read_head(header, body)
+        uses, mean, rotation = _read_head(header, body)
         there = int(header["chunk"])
         while there < int(header["atoms"]):
             parts.append(self._log.load(chunks[there].place)[1])
             there += int(chunks[there].header["chunk"])
         atoms = np.concatenate(parts).view(np.int8).reshape(-1, dim)
-        return Dictionary(atoms, uses, mean)
+        return Dictionary(atoms, uses, mean, rotation)
 
 
 def _head_bytes(header: np.void) -> int:
     uses = int(header["uses"]) * DICTIONARY_USE.itemsize
-    return uses + (4 * int(header["head_dim"]) if int(header["mean"]) else 0)
+    return uses + (4 * int(header["head_dim"]) if int(header["mean"]) else 0) + 8 * int(header["pairs"])
 
 
-def _read_head(header: np.void, body: Bytes) -> tuple[tuple[tuple[int, StreamId], ...], np.ndarray]:
+def _read_head(header: np.void, body: Bytes) -> tuple[tuple[Use, ...], np.ndarray, Rotation | None]:
     size = int(header["uses"]) * DICTIONARY_USE.itemsize
     if body[:size].view(DICTIONARY_USE)["reserved"].any():
         raise SpecError("a reserved field of a use is set")
@@ -166,8 +169,10 @@ def _read_head(header: np.void, body: Bytes) -> tuple[tuple[tuple[int, StreamId]
         uses = tuple((int(u["layer"]), StreamId(int(u["stream"]))) for u in body[:size].view(DICTIONARY_USE))
     except ValueError as error:
         raise SpecError(str(error)) from None
-    mean = body[size : _head_bytes(header)].copy().view("<f4").astype(np.float32)
-    return uses, mean
+    end = _head_bytes(header)
+    steps = body[end - 8 * int(header["pairs"]) : end].copy().view("<u8")
+    mean = body[size : end - steps.nbytes].copy().view("<f4").astype(np.float32)
+    return uses, mean, Rotation(steps) if len(steps) else None
 
 
 def dictionary_records(own: DictionarySet, limit: int) -> Iterator[Record]:
@@ -181,6 +186,7 @@ def dictionary_records(own: DictionarySet, limit: int) -> Iterator[Record]:
                 Kind.DICTIONARY, head + atoms.tobytes(), basis_hash=np.void(own.hash), atoms=one.size,
                 first_atom=first, chunk=len(atoms), matrix=number, matrices=len(own.dictionaries), head_dim=one.dim,
                 uses=len(one.uses), transform=one.transform, mean=one.has_mean,
+                pairs=0 if one.rotation is None else one.rotation.pairs,
             )  # fmt: skip
 
 

@@ -116,13 +116,13 @@ class Outgoing:
         fill = min(-(open_.end - open_.first) % self.token_group, len(rows))
         whole = fill + (len(rows) - fill) // self.token_group * self.token_group
         if fill:
-            laid, open_ = self._leave_coded(open_.extended(codec.encode(rows[:fill], self.dtype)), end)
+            laid, open_ = self._leave_coded(open_.extended(codec.at(open_.end).encode(rows[:fill], self.dtype)), end)
             records += laid
         if whole > fill:
             records += self._leave_groups(open_.end, rows[fill:whole], end)
             open_ = OpenRows(self._none(coded=True), end - (len(rows) - whole), end - (len(rows) - whole))
         if whole < len(rows):
-            open_ = open_.extended(codec.encode(rows[whole:], self.dtype))
+            open_ = open_.extended(codec.at(open_.end).encode(rows[whole:], self.dtype))
         return Left(records, open_)
 
     def _leave_groups(self, first: int, rows: Rows, end: int) -> list[Ending]:
@@ -192,15 +192,18 @@ class Outgoing:
         if not is_coded(open_):
             journal = RAW if spec.sparse is not None and spec.sparse.bounded else journal  # a crash keeps the bound
             raw = journal.codec == CodecId.RAW
-            rows, spec = (rows if raw else self.codecs.rows(journal).encode(rows, self.dtype)), journal
+            rows, spec = (rows if raw else self.codecs.rows(journal).at(fresh).encode(rows, self.dtype)), journal
         return OpenSpan(self.layer, self.stream, fresh, rows, spec)
 
     def read(self, open_: OpenRows, index: npt.NDArray[np.int64], *, as_float32: bool) -> npt.NDArray[Any]:
         """Open rows number `index`, as 16-bit patterns or float32."""
-        rows, codec = open_.rows[index], self.row_codec
+        codec = self.row_codec
         if is_coded(open_) and codec is not None:
-            return codec.decode(rows, self.stream.dim, self.dtype, as_float32=as_float32)
-        return widen(rows, self.dtype, as_float32=as_float32)
+            low, high = (int(index.min()), int(index.max()) + 1) if len(index) else (0, 0)
+            codec = codec.at(open_.first + low)
+            whole = codec.decode(open_.rows[low:high], self.stream.dim, self.dtype, as_float32=as_float32)
+            return whole[index - low]
+        return widen(open_.rows[index], self.dtype, as_float32=as_float32)
 
 
 def is_coded(open_: OpenRows) -> bool:

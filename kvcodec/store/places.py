@@ -138,7 +138,7 @@ class StreamPlaces:
             form = raw_form(2 * stream.dim, 2 * stream.dim * part.heads, self._dtype)
         else:
             spec = read_spec(header)
-            if _is_bounded(spec):
+            if self._is_rebuilt(spec):
                 return None
             form = self._form(spec, coded.tokens)
             try:
@@ -155,8 +155,17 @@ class StreamPlaces:
             self._dictionaries.append(dictionary)
         return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, dictionary)
 
+    def _is_rebuilt(self, spec: CodecSpec) -> bool:
+        """Whether rows of a record may be of several kinds, or are codes of keys from before their rotation."""
+        own = self._codecs.dictionary(spec)
+        return own is not None and (own.rotation is not None or (spec.sparse is not None and spec.sparse.bounded))
+
     def _add_codes(self, found: Found, first: int, rows: NDArray[np.uint8], spec: CodecSpec) -> None:
         """Rows coded one by one."""
+        if self._is_rebuilt(spec):
+            codec = self._codecs.rows(spec).at(first)
+            found.add_raw(first, codec.decode(rows, self._stream.dim, self._dtype), self._dtype)
+            return
         found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.dictionary(spec))
 
     def _add_waiting(self, extent: Extent, found: Found) -> None:
@@ -175,7 +184,7 @@ class StreamPlaces:
             self._add_codes(found, extent.first, read_codes(self._log, extent, stream), coded.step)
             return found
         header, _, _ = load_part(self._log, coded, coded.parts[0])
-        if coded.step is not None or int(header["codec"]) == CodecId.RAW or _is_bounded(read_spec(header)):
+        if coded.step is not None or int(header["codec"]) == CodecId.RAW or self._is_rebuilt(read_spec(header)):
             rows = read_extent(self._log, extent, self._codecs, as_float32=False)
             found.add_raw(extent.first, rows[extent.first - coded.first : extent.end - coded.first], self._dtype)
             return found
@@ -188,8 +197,3 @@ class StreamPlaces:
         form = self._form(spec, coded.tokens)
         found.add_body(extent.first, extent.end, body, form, extent.first - coded.first)
         return found
-
-
-def _is_bounded(spec: CodecSpec) -> bool:
-    """Whether rows of a record may be of several kinds."""
-    return spec.sparse is not None and spec.sparse.bounded

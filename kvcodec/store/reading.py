@@ -67,23 +67,24 @@ def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_floa
     header, body, at = load_part(log, coded, part)
     try:
         if coded.step is None:
-            rows = _decode_group(header, body, codecs, as_float32)
+            rows = _decode_group(header, body, codecs, coded.first, as_float32)
         elif coded.step.codec == CodecId.RAW:
             bits = _step_rows(body, coded, part, stream).view("<u2")
             rows = widen(bits, dtype, as_float32=as_float32)
         else:
             codes = _step_rows(body, coded, part, stream)
-            rows = codecs.rows(coded.step).decode(codes, stream.dim, dtype, as_float32=as_float32)
+            codec = codecs.rows(coded.step).at(coded.first)
+            rows = codec.decode(codes, stream.dim, dtype, as_float32=as_float32)
     except CorruptRecord as error:
         raise CorruptRecord(at + (error.offset if coded.step is None else 0), error.why) from None
     log.check_unerased(part.place)
     return rows
 
 
-def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, as_float32: bool) -> npt.NDArray[Any]:
-    """Rows (tokens, heads, dim) of a GROUP record. Raises CorruptRecord with a byte of the body."""
+def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, first: int, as_float32: bool) -> npt.NDArray[Any]:
+    """Rows (tokens, heads, dim) of a GROUP record from token `first` on. CorruptRecord has a byte of the body."""
     spec = read_spec(header)
-    codec, dim, dtype = codecs.codec(spec), codecs.stream.dim, codecs.dtype
+    codec, dim, dtype = codecs.codec(spec).at(first), codecs.stream.dim, codecs.dtype
     tokens, heads, bitmap = (int(header[f]) for f in ("tokens", "heads", "bitmap_bytes"))
     if not bitmap:
         return codec.decode(body.reshape(heads, -1), tokens, dim, dtype, as_float32=as_float32)

@@ -34,7 +34,7 @@ def group_records(
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
     if codec.spec.sparse is not None and codec.spec.sparse.bounded:
         return _bounded_records(sequence, layer, stream, first, cast("BoundedCodec", codec), rows, dtype, tokens)
-    encoded = codec.encode(rows, dtype, tokens)
+    encoded = codec.at(first).encode(rows, dtype, tokens)
     return _group_records(sequence, layer, stream, first, encoded, encoded.spec or codec.spec, tokens)
 
 
@@ -52,7 +52,7 @@ def _bounded_records(
 ) -> list[Record]:
     """Records some of whose rows may not be codes."""
     records = []
-    for n, one in enumerate(codec.encode_records(rows, dtype, tokens)):
+    for n, one in enumerate(codec.at(first).encode_records(rows, dtype, tokens)):
         header = _group_headers(sequence, layer, stream, [first + n * tokens], one.spec, tokens)[0, ...]
         header["bitmap_bytes"] = one.mixed.bitmap_bytes
         records.append(_group_record(header, _body_of(one.errors, one.mixed.join())))

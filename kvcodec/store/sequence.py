@@ -185,7 +185,8 @@ class Sequence(Readable):
         if codec is None or first < outgoing.policy.sinks:
             return self._read(key, np.arange(first, length))
         if any(extent.coded.step != codec.spec for extent in extents):
-            return codec.encode(self._read(key, np.arange(first, length)), self._index.model.dtype_id)
+            rows = self._read(key, np.arange(first, length))
+            return codec.at(first).encode(rows, self._index.model.dtype_id)
         codes = [read_codes(self._store.log, extent, outgoing.stream) for extent in extents]
         return np.concatenate(codes)[: length - first]
 
