@@ -1045,8 +1045,8 @@ types:
   sparse_head:
     doc: |
       Rows over a dictionary: mean + scale * (sum of coefficients times atoms), `tokens[t].scale` and
-      `tokens[t].vector.terms[j]` of each. The atoms, and the mean, stand in DICTIONARY records. A row whose `kind` is
-      not codes stands in `group_body.others`, and is zeros here.
+      `tokens[t].vector.terms[j]` of each, turned to its position. The atoms, the mean, and by how much rows turn, stand
+      in DICTIONARY records. A row whose `kind` is not codes stands in `group_body.others`, and is zeros here.
     doc-ref:
       - formats/dictionary.md#sections
       - formats/dictionary.md#bound
@@ -1503,16 +1503,23 @@ types:
       - id: transform
         type: u1
         enum: transform
-        valid: transform::none
+        valid:
+          any-of:
+            - transform::none
+            - transform::pre_rope
       - id: mean
         type: u1
         valid:
           max: 1
+      - id: pairs
+        type: u2
+        valid:
+          expr: '(_ > 0) == (transform == transform::pre_rope) and 2 * _ <= head_dim'
       - id: reserved
-        type: zeros(42)
+        type: zeros(40)
 
   dictionary_body:
-    doc: Uses and mean stand in the record of the first atoms alone.
+    doc: Uses, mean and steps stand in the record of the first atoms alone.
     doc-ref: formats/dictionary.md#dictionary-records
     params:
       - id: fields
@@ -1526,6 +1533,10 @@ types:
         type: f4
         repeat: expr
         repeat-expr: 'fields.first_atom == 0 and fields.mean == 1 ? fields.head_dim : 0'
+      - id: steps
+        type: u8
+        repeat: expr
+        repeat-expr: 'fields.first_atom == 0 ? fields.pairs : 0'
       - id: atoms
         type: atom
         size: fields.head_dim

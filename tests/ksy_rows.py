@@ -3,12 +3,14 @@
 import hashlib
 import struct
 from io import BytesIO
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
 from tests.ksy_trees import decode_head, decode_row, parse_vector, split_rows, streams_of, walk
+from tests.rotation_twin import turn_rows
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
 
@@ -33,7 +35,7 @@ def records(parser, log):
 
 
 def dictionaries(parser, log):
-    """(atoms, mean) by the hash of their set, layer and stream."""
+    """A `Dictionary` by the hash of its set, layer and stream."""
     sets = {}  # by hash, matrix and first atom
     for _, frame in walk(log):
         for place in frame.records.places if frame.records else []:
@@ -49,12 +51,22 @@ def dictionaries(parser, log):
             assert atoms.shape == (own.atoms, own.head_dim)
             mean = np.array(body.mean, "<f4")
             digest.update(struct.pack("<5I", own.atoms, own.head_dim, own.uses, own.transform, own.mean))
+            digest.update(struct.pack("<I", own.pairs) if own.pairs else b"")
             digest.update(b"".join(struct.pack("<HBx", use.layer, use.stream) for use in body.uses))
-            digest.update(mean.tobytes() + atoms.tobytes())
+            digest.update(mean.tobytes() + struct.pack(f"<{own.pairs}Q", *body.steps) + atoms.tobytes())
             for use in body.uses:
-                out[basis, use.layer, int(use.stream)] = atoms, mean if own.mean else np.zeros(own.head_dim, "<f4")
+                mean = mean if own.mean else np.zeros(own.head_dim, "<f4")
+                out[basis, use.layer, int(use.stream)] = Dictionary(atoms, mean, body.steps)
         assert digest.digest()[:16] == basis
     return out
+
+
+class Dictionary(NamedTuple):
+    """atoms: int8 (N, d). mean: float32 (d,). steps: of the rotation, none without one."""
+
+    atoms: np.ndarray
+    mean: np.ndarray
+    steps: list
 
 
 class Rows:
@@ -132,7 +144,8 @@ def spread_group(own, body, dtype, sets):
             yield np.array([row.numbers for row in head.rows], np.uint16)
         elif own.codec.name == "dictionary":
             dictionary = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
-            bits = round_rows(decode_vectors(head.tokens, *dictionary), dtype)
+            positions = own.first_token + np.arange(own.tokens)
+            bits = round_rows(decode_vectors(head.tokens, dictionary, positions), dtype)
             if own.bitmap_bytes:
                 lay_others(bits, head.tokens, body.others.heads[number].rows, dtype)
             yield bits
@@ -154,7 +167,8 @@ def spread_step(parser, own, body, layers, dtype, sets):
     """((layer, stream), head of the part, its rows' bits) of a STEP or ROWS record."""
     if own.is_rows:
         for key, rows in rows_over(parser, own, body, layers):
-            bits = round_rows(decode_vectors(rows, *sets[own.sparse.basis_hash, *key]), dtype)
+            positions = own.first_token + np.arange(len(rows)) // own.heads
+            bits = round_rows(decode_vectors(rows, sets[own.sparse.basis_hash, *key], positions), dtype)
             yield from ((key, h, bits[h :: own.heads]) for h in range(own.heads))
         return
     if own.codec.name != "raw":
@@ -197,11 +211,12 @@ def rows_over(parser, own, body, layers):
         yield key, rows[n * own.tokens * own.heads :][: own.tokens * own.heads]
 
 
-def decode_vectors(rows, atoms, mean):
-    """float32 (rows, dim) of rows over a dictionary: mean + scale * (sum of coefficients times atoms)."""
+def decode_vectors(rows, own, positions):
+    """float32 (rows, dim) of rows over a dictionary: mean + scale * (sum of coefficients times atoms), turned."""
     scales, indices, coefficients = map(np.array, zip(*map(parse_vector, rows), strict=True))
-    sums = np.einsum("nj,njd->nd", coefficients, atoms[indices].astype(np.int64))
-    return sums.astype(np.float32) * (scales.astype(np.uint32) << 16).view(np.float32)[:, None] + mean
+    sums = np.einsum("nj,njd->nd", coefficients, own.atoms[indices].astype(np.int64))
+    flat = sums.astype(np.float32) * (scales.astype(np.uint32) << 16).view(np.float32)[:, None] + own.mean
+    return turn_rows(flat, positions, own.steps)
 
 
 def round_rows(rows, dtype):

@@ -37,6 +37,7 @@ REAL = ROOT / "data" / "gemma3_270m_512_3layers.safetensors"
 BF16 = ml_dtypes.bfloat16
 TYPES = {DtypeId.BFLOAT16: BF16, DtypeId.FLOAT16: np.float16}
 DIM, HEADS = 64, 2
+NOWHERE = np.arange(200)  # positions, of which a dictionary without a rotation asks nothing
 SMALL = "page=512,unit=64,block=8192"
 
 
@@ -221,7 +222,9 @@ def test_a_vector_takes_no_more_atoms_than_it_needs():
     dictionary, rng = make_dictionary(200, 32), np.random.default_rng(1)
     picked = [np.array([rng.choice(200, n, replace=False) for _ in range(64)]) for n in (1, 2, 4)]
     rows = np.concatenate([(dictionary.atoms[p].sum(axis=1)) for p in picked]).astype(BF16).view(np.uint16)
-    met = BoundedCodec(CodecSpec.parse("dict/s24/c8/max0.15"), dictionary)._meet(rows, DtypeId.BFLOAT16)
+    met = BoundedCodec(CodecSpec.parse("dict/s24/c8/max0.15"), dictionary)._meet(
+        rows[:, None], DtypeId.BFLOAT16, NOWHERE
+    )
     means = [part.mean() for part in np.split(met.need, 3)]
     assert 1 <= means[0] < 1.1 < means[1] < 3 < means[2] < 7
 
@@ -234,7 +237,7 @@ def test_a_record_has_the_atoms_that_make_it_smallest():
     codec = BoundedCodec(CodecSpec.parse("dict/s24/c6/max0.3"), dictionary)
     one = codec.encode_records(bits, DtypeId.BFLOAT16, 64)[0]
     assert not one.mixed.kinds[0].any()
-    met = codec._meet(bits.reshape(-1, 64), DtypeId.BFLOAT16)
+    met = codec._meet(bits, DtypeId.BFLOAT16, NOWHERE)
     small = GroupedRows(CodecSpec.parse("int4/token/g32"), StreamId.V).row_bytes(64)
     sizes = {
         n: 128 * codec._sizes[n] + small * int((met.need > n).sum()) + 64 * bool((met.need > n).any())

@@ -25,6 +25,7 @@ from kvcodec.spec import CodecSpec
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import read_model
 from kvcodec.store.policy import read_sequence
+from tests.rotation_twin import turn_of
 from tools.golden.example import example_model, example_records, example_rows
 
 FORMATS = Path(__file__).resolve().parent.parent / "formats"
@@ -157,6 +158,13 @@ def test_documented_set_is_that_of_the_codec():
     assert text.group(3) == packed.tobytes().hex(" ")
     row = np.concatenate([np.zeros(2, np.uint8), packed, np.ones(len(numbers), np.uint8)])[None]
     assert unpack_rows(row, codes).indices[0].tolist() == numbers
+
+
+def test_documented_turn_is_that_of_the_twin():
+    step, cosine, sine = re.search(
+        r"```turn position=1000003 step=(\d+)\ncos=(\S+) sin=(\S+)\n```", DOCUMENTS["dictionary.md"]
+    ).groups()
+    assert turn_of(1000003, int(step)) == (int(cosine), int(sine))
 
 
 def test_sizes_of_grouped_heads():

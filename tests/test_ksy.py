@@ -136,13 +136,13 @@ def test_golden_logs_hold_what_the_description_describes(parser):
 
 
 def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser):
-    """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean and without one; records
-    with a row bitmap and without one, and rows of each kind.
+    """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean, a rotation and without
+    them; records with a row bitmap and without one, and rows of each kind.
     """
     forms, bounds, rows, means, firsts, kept = set(), set(), set(), set(), set(), set()
     for name in {entry["name"] for entry in GOOD if entry["name"].startswith("dictionary")}:
         log = parser.from_bytes((GOLDEN / name).read_bytes())
-        means |= {bool(mean.any()) for _, mean in dictionaries(parser, log).values()}
+        means |= {(bool(own.mean.any()), len(own.steps) > 0) for own in dictionaries(parser, log).values()}
         for record in (place.record for _, frame in walk(log) for place in frame.records.places):
             own, kind = record.header.fields, record.header.kind
             if kind == parser.RecordKind.dictionary:
@@ -157,7 +157,7 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
                 kept |= {(own.sparse.has_sets, own.sparse.is_bounded, bitmap, kind) for kind in kinds}
     assert forms == {(False, False), (False, True), (True, False), (True, True)}
     assert len(bounds) > len({bound for bound, _ in bounds}) > 1  # records of different atoms under one bound
-    assert means == {False, True}
+    assert means == {(False, False), (True, False), (True, True)}
     assert {(False, False), (True, False), (False, True)} <= firsts  # atoms that go on in another record; several uses
     assert {(False, False, False), (False, False, True), (True, True, True)} <= rows
     with_bitmap = {(True, True, kind) for kind in (CODES, INT4, RAW)}
@@ -202,12 +202,12 @@ def test_rows_over_a_dictionary_are_what_the_codec_decodes(parser):
             continue
         spec = CodecSpec(CodecId.DICTIONARY, Axis.TOKEN, own.group, sparse=spec_of(own.sparse))
         for (layer, stream), rows in rows_over(parser, own, record.body, layers):
-            atoms, mean = sets[own.sparse.basis_hash, layer, stream]
-            codec = SparseRows(spec, Dictionary(atoms, ((layer, StreamId(stream)),), mean))
+            over = sets[own.sparse.basis_hash, layer, stream]
+            codec = SparseRows(spec, Dictionary(over.atoms, ((layer, StreamId(stream)),), over.mean))
             size = len(rows) * spec.sparse.row_bytes
             body = np.frombuffer(record.body.rows, np.uint8, size, at).reshape(len(rows), 1, -1)
-            ours = codec.decode(body, atoms.shape[1], layout.DtypeId.BFLOAT16, as_float32=True)
-            assert np.array_equal(ours[:, 0], decode_vectors(rows, atoms, mean))
+            ours = codec.decode(body, over.atoms.shape[1], layout.DtypeId.BFLOAT16, as_float32=True)
+            assert np.array_equal(ours[:, 0], decode_vectors(rows, over, range(len(rows))))
             at, seen = at + size, seen + 1
     assert seen
 
@@ -446,7 +446,7 @@ def test_a_changed_byte_of_a_record_with_a_row_bitmap_is_seen(parser):
         }),
         ("sparse-dictionary", {
             "sequence": [1], "atoms": [0, 65537], "chunk": [0, 76], "first_atom": [1], "matrix": [2], "uses": [0],
-            "head_dim": [0, 1025], "transform": [1], "mean": [2],
+            "head_dim": [0, 1025], "transform": [1, 2], "mean": [2], "pairs": [1],
         }),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

@@ -82,8 +82,8 @@ class SparseRows:
         self.check_dim(dim)
         tokens, heads, _ = coded.shape
         taken = take_out(out, (tokens, heads, dim), np.float32 if as_float32 else np.uint16)
-        rows = self.rebuild(unpack_rows(coded.reshape(tokens * heads, coded.shape[-1]), self.codes)).reshape(taken.shape)
-        rows = self.turn(rows, self.positions(tokens))
+        codes = unpack_rows(coded.reshape(tokens * heads, coded.shape[-1]), self.codes)
+        rows = self.turn(self.rebuild(codes).reshape(taken.shape), self.positions(tokens))
         taken[...] = rows if as_float32 else narrow(rows, dtype)
         return taken
 

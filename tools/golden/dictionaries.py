@@ -12,6 +12,7 @@ import numpy as np
 import kvcodec
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.layout import ALIGNMENT, DtypeId, StreamId
 from kvcodec.log.frame import Record
 from kvcodec.store.coding import Coding, Wish
@@ -25,18 +26,24 @@ from tools.golden.forged import forged_model, with_body
 from tools.golden.whole import fill, write_log
 
 CASES = Forgeries()
+ROTATION = Rotation(np.array([2935890503282001226, 1 << 60, 3, (1 << 64) - 1, 0], np.uint64))
 SPECS = {"k": "dict/s4/c6/ef/low1", "v": "dict/s3/c8"}
 Change = Callable[[Record], Record]
 
 
-def make_set(model: Model, size: int, *, mean: bool = False) -> DictionarySet:
-    """A set for all streams of a model: V of all layers shares one dictionary."""
+def make_set(model: Model, size: int, *, mean: bool = False, rotation: Rotation | None = None) -> DictionarySet:
+    """A set for all streams of a model: V of all layers shares one dictionary. rotation: of K."""
     layers = range(len(model.layers))
     uses = [((n, StreamId.K),) for n in layers] + [tuple((n, StreamId.V) for n in layers)]
     dim = model.layers[0].streams[0].dim
     return DictionarySet(
         tuple(
-            Dictionary(quantize_atoms(noise((size, dim), 50 + i)), use, noise((dim,), 90 + i) if mean else np.zeros(0))
+            Dictionary(
+                quantize_atoms(noise((size, dim), 50 + i)),
+                use,
+                noise((dim,), 90 + i) if mean else np.zeros(0),
+                None if use[0][1] == StreamId.V else rotation,
+            )
             for i, use in enumerate(uses)
         )
     )
@@ -65,6 +72,13 @@ def _(path: Path) -> None:
     ) as store:
         fill(store.sequence("a"), 0, 64, 1)
         fill(store.sequence("a"), 64, 70, 2)
+
+
+@CASES.made("dictionary-rotated", "keys from before their rotary embedding, at positions in several records")
+def _(path: Path) -> None:
+    model = Model.uniform(2, 2, 16)
+    specs = {"k": "dict/s4/c6/ef", "v": "dict/s3/max0.7", "residual": 0, "sinks": 3}
+    write_log(path, model, 140, **specs, dictionary=make_set(model, 50, mean=True, rotation=ROTATION))
 
 
 @CASES.made("dictionary-parts", "dictionaries of several records each, rows of two layers and both streams in one ROWS")
@@ -164,7 +178,10 @@ bad_group("sparse-group", "records of 48 tokens", group=48)
 bad_group("sparse-axis", "one scale a channel", axis=1)
 bad_group("sparse-size", "another size of its dictionary than its sections have", dictionary_atoms=4000)
 bad_chunk("chunk-parent", "a parent", "UnsupportedVersion", parent_hash=b"\1" * 16)
-bad_chunk("chunk-transform", "a transform", "UnsupportedVersion", transform=1)
+bad_chunk("chunk-transform", "an unknown transform", "UnsupportedVersion", transform=2)
+bad_chunk("chunk-unturned", "a transform without pairs", transform=1)
+bad_chunk("chunk-turned", "pairs without a transform", pairs=1)
+bad_chunk("chunk-pairs", "more pairs than channels", transform=1, pairs=9)
 bad_chunk("chunk-sequence", "a sequence", sequence=1)
 bad_chunk("chunk-empty", "no atoms", chunk=0)
 bad_chunk("chunk-long", "more atoms than there are", first_atom=1)
