@@ -36,7 +36,7 @@ from kvcodec.dumps.extra import has_unrotated, read_unrotated
 from kvcodec.errors import SpecError
 from kvcodec.kernels.projection import project
 from kvcodec.kernels.pursuit import top_dots
-from kvcodec.layout import StreamId, Transform
+from kvcodec.layout import StreamId
 from kvcodec.measure.attention import attention_error
 from kvcodec.sparse_spec import SparseCodes
 
@@ -72,6 +72,8 @@ KINDS = (
     Kind("K before rotation, query metric", StreamId.K, True, "query"),
 )
 PLAIN_K, PLAIN_V = KINDS[0], KINDS[2]
+INTEGERS = (("int4/token/g64", "int4/token/g64"), ("int4/channel/g64", "int4/token/g64"))  # K and V
+PER_TOKEN = INTEGERS[0]
 
 
 class Work(NamedTuple):
@@ -214,8 +216,8 @@ def measure(work: Work, dumps: Sequence[Dump], size: int) -> tuple[Matrix, Matri
                     for bits in (8, 6):
                         hat = code_rows(rows, functools.partial(code_omp, own=own, sparsity=s, bits=bits))
                         rows_of.setdefault((f"{kind.name}/c{bits}", s), []).append(relative(rows[SINKS:], hat[SINKS:]))
-                    if own.transform == Transform.PRE_ROPE:
-                        hat = find_rope(dump, layer, None).turn(hat, np.arange(dump.tokens))
+                    if own.rotation is not None:
+                        hat = own.rotation.turn(hat, np.arange(dump.tokens))
                     coded[kind.name] = hat
                 for name in (kind.name for kind in work.kinds if kind is not PLAIN_V):
                     found = outputs(dump, layer, coded[name], coded["V"])
@@ -229,6 +231,41 @@ def measure(work: Work, dumps: Sequence[Dump], size: int) -> tuple[Matrix, Matri
 def means(found: dict[tuple[str, int], list[float]]) -> Matrix:
     """Over layers and texts."""
     return {key: float(np.mean(errors)) for key, errors in found.items()}
+
+
+def measure_integers(work: Work, dumps: Sequence[Dump]) -> dict[tuple[str, str], tuple[float, list[float]]]:
+    """Of the specs of K and V bytes of a vector, and errors of attention outputs (K alone, V alone, both): means."""
+    layers = list(layers_of(dumps[0], train(work, work.sizes[0], PLAIN_K)))
+    found = {}
+    for specs in INTEGERS:
+        errors, sizes = [], []
+        for dump in dumps:
+            for layer in layers:
+                hats = []
+                for kind, spec in zip((PLAIN_K, PLAIN_V), specs, strict=True):
+                    rows = read(dump, layer, kind)
+                    coded = kv.encode_array(rows[SINKS:], spec, stream=kind.stream)
+                    sizes.append(coded.nbytes / coded.tokens / coded.heads)
+                    hats.append(np.concatenate([rows[:SINKS], kv.decode_array(coded, dtype=np.float32)]))
+                own = outputs(dump, layer, *hats)
+                errors += [] if own is None else [own]
+        if errors:
+            found[specs] = float(np.mean(sizes)), [float(error) for error in np.mean(errors, axis=0)]
+    return found
+
+
+def enough(found: Matrix, limit: float, work: Work, size: int) -> list[tuple[str, list[str]]]:
+    """Lines of the fewest atoms with which attention outputs of K and V err by at most a limit."""
+    lines = []
+    for name in sorted({name for name, _ in found if name.endswith(" and V")}):
+        s = next((s for s in work.sparsities if found[name, s] <= limit), None)
+        line = [f"more than {work.sparsities[-1]}", "", "", ""]
+        if s is not None:
+            size_of = SparseCodes(s, 6, True, size=size).row_bytes
+            dim = train(work, size, PLAIN_K).dictionaries[0].dim
+            line = [str(s), f"{found[name, s]:.3f}", str(size_of), f"{2 * dim / size_of:.1f}"]
+        lines.append((f"{name}, N = {size}", line))
+    return lines
 
 
 def compare(work: Work, dump: Dump, size: int) -> Matrix:
@@ -270,9 +307,10 @@ def kinds_of(dump: Dump) -> tuple[Kind, ...]:
     return kinds
 
 
-def table(first: str, columns: Sequence[int], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+def table(first: str, columns: Sequence[int | str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Markdown, a column for each sparsity."""
-    lines = [[first, *(f"s = {s}" for s in columns)], ["---"] * (len(columns) + 1), *([n, *cells] for n, cells in rows)]
+    names = [column if isinstance(column, str) else f"s = {column}" for column in columns]
+    lines = [[first, *names], ["---"] * (len(columns) + 1), *([n, *cells] for n, cells in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -285,7 +323,8 @@ def report(work: Work) -> str:
     """All tables, in Markdown."""
     sparsities = work.sparsities
     dumps = [open_dump(path) for path in work.texts]
-    rows, attention, sizes = [], [], []
+    rows, attention, sizes, fewest = [], [], [], []
+    integers = measure_integers(work, dumps)
     for size in work.sizes:
         found, outputs_found = measure(work, dumps, size)
         for kind in work.kinds:
@@ -294,6 +333,8 @@ def report(work: Work) -> str:
                 rows.append((f"{kind.name}, N = {size}, {bits} bit", cells(found, name, sparsities)))
         names = sorted({name for name, _ in outputs_found})
         attention += [(f"{name}, N = {size}", cells(outputs_found, name, sparsities)) for name in names]
+        if integers:
+            fewest += enough(outputs_found, integers[PER_TOKEN][1][2], work, size)
         sizes.append((f"u16 + 8 bit, N = {size}", [str(SparseCodes(s).row_bytes) for s in sparsities]))
         small = [SparseCodes(s, 6, True, size=size) for s in sparsities]
         sizes.append((f"set + 6 bit, N = {size}", [str(codes.row_bytes) for codes in small]))
@@ -311,6 +352,10 @@ def report(work: Work) -> str:
         f"({', '.join(path.stem for path in work.texts)}); layers {trained['options']['layers']}. "
         f"Means over layers and texts; {SINKS} sinks are not coded, there is no residual window."
     )
+    beside = [
+        (" · ".join(specs), [f"{size:.0f}", *(f"{error:.3f}" for error in errors)])
+        for specs, (size, errors) in integers.items()
+    ]
     return "\n\n".join(
         [
             about,
@@ -318,6 +363,12 @@ def report(work: Work) -> str:
             table("", sparsities, rows),
             "Relative error of attention outputs, 6-bit coefficients:",
             table("coded", sparsities, attention),
+            "Integer codecs on the same texts and layers, attention outputs:",
+            table("K · V", ("bytes of a vector", "K alone", "V alone", "both"), beside),
+            "The fewest atoms with which K and V together err by no more than INT4 with one scale a token "
+            f"({' · '.join(PER_TOKEN)}), sets and 6-bit coefficients, bytes of a vector and how often 16-bit rows hold "
+            "them:",
+            table("coded", ("atoms", "error", "bytes", "ratio"), fewest),
             "Bytes of a vector, scale and all:",
             table("", sparsities, sizes),
             f"Coders over the same dictionaries (N = {work.sizes[0]}), {work.texts[0].stem}:",
