@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from kvcodec.errors import SpecError
 
@@ -12,6 +13,25 @@ ERROR_STEPS = 1 << 15  # relative errors are counted in 1/32768
 COEFFICIENT_BITS = (4, 5, 6, 8)
 _DEFAULT_BOUNDED = 24  # atoms at most where an error bound, and no sparsity, is asked for
 HASH_BYTES = 16
+
+
+class Pursuit(StrEnum):
+    """How an encoder chooses atoms. The codes do not say which it was, and no decoder asks.
+
+    OMP: orthogonal matching pursuit. ORMP: the order-recursive one, which tries each atom's refit. MP: plain matching
+    pursuit with integers alone, as a processor beside the Flash could do it.
+    """
+
+    OMP = "omp"
+    ORMP = "ormp"
+    MP = "mp"
+
+    @classmethod
+    def parse(cls, name: str) -> Pursuit:
+        """From omp, ormp or mp. Raises SpecError."""
+        if name not in list(cls):
+            raise SpecError(f"pursuit is {name!r}, want {', '.join(cls)}")
+        return cls(name)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Naive twins of the pursuits, under the kernels' names. Nothing here imports kvcodec.
 
-omp, ormp, top_dots and mp_integers are the definitions, bit for bit, a vector at a time. exact_omp and exact_ormp are
-what all of them approximate: float64 least squares on the atoms themselves, no Gram matrix, no update of anything.
+omp, ormp, top_dots, and those with integers (fix_rows, mp_integers, quantize_integers) are the definitions, bit for
+bit, a vector at a time. exact_omp and exact_ormp are what all of them approximate: float64 least squares on the atoms
+themselves, no Gram matrix, no update of anything.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 
@@ -108,34 +111,110 @@ def top_dots(projections, s):
     return collect(found, s)[:3]
 
 
-def mp_integers(vectors, atoms, fraction, s):
-    """(indices, coefficients, counts, the last vector's projections), with Python's integers; the residual is made."""
-    found, projections = [], []
+def mp_integers(vectors, atoms, fraction, s, bounds=None):
+    """(indices, coefficients, counts, squares of residuals, the last vector's projections), with Python's integers; the
+    residual is made.
+    """
+    found, projections, left = [], [], []
+    bounds = [-1] * len(vectors) if bounds is None else bounds
     long = atoms.astype(object)
     squares = (long * long).sum(axis=1)
-    for x in vectors.astype(object):
+    for x, bound in zip(vectors.astype(object), bounds, strict=True):
         residual, code = x * 2**fraction, {}
         projections = long @ residual
         for _ in range(2 * s):
             atom = int(np.argmax(np.abs(projections)))
             coefficient = round_product(int(projections[atom]), int(squares[atom]))
-            if len(code) == s or coefficient == 0:
+            if len(code) == s or coefficient == 0 or (residual * residual).sum() <= bound:
                 break
             code[atom] = code.get(atom, 0) + coefficient
             residual = residual - coefficient * long[atom]
             projections = long @ residual
         rest = s - len(code)
+        left.append((residual * residual).sum())
         found.append(([*code, *[0] * rest], [*code.values(), *[0] * rest], len(code), [0] * s))
     n = len(found)
     indices, coefficients = (np.array([c[j] for c in found]).reshape(n, s) for j in (0, 1))
     counts = np.array([c[2] for c in found], np.int64)
-    return indices.astype(np.uint16), coefficients.astype(np.int32), counts, np.array(projections, np.int64)
+    own = indices.astype(np.uint16), coefficients.astype(np.int32), counts
+    return *own, np.array(left, np.int64), np.array(projections, np.int64)
 
 
 def round_product(projection, square):
     """projection / square, with the reciprocal that the kernel has."""
     reciprocal = (2**40 + square // 2) // square if square >= 512 else 0
     return (projection * reciprocal + 2**39) >> 40
+
+
+def fix_rows(rows, mean, bits):
+    """(int16 vectors, exponents) of float32 rows less a mean, with fractions: nothing is lost before the end."""
+    vectors, exponents = [], []
+    for row in rows:
+        exact = [Fraction(float(a)) - Fraction(float(b)) for a, b in zip(row, mean, strict=True)]
+        peak = max(exponent_of(a) for a in (*row, *mean))
+        unit = Fraction(2) ** (peak - 180)
+        whole = [
+            int(Fraction(float(a)) / unit // 1) - int(Fraction(float(b)) / unit // 1)
+            for a, b in zip(row, mean, strict=True)
+        ]
+        assert all(abs(w * unit - e) <= 2 * unit for w, e in zip(whole, exact, strict=True))
+        shift = max(map(abs, whole), default=0).bit_length() - bits
+        half = Fraction(1, 2) if shift > 0 else 0
+        vectors.append([min(int((w * Fraction(2) ** -shift + half) // 1), 2**bits - 1) for w in whole])
+        exponents.append(peak - 180 + shift)
+    return np.array(vectors, np.int16).reshape(rows.shape), np.array(exponents, np.int32)
+
+
+def exponent_of(number):
+    """The exponent field of a float32, 1 of a subnormal."""
+    return max(int(np.float32(number).view(np.uint32)) >> 23 & 255, 1)
+
+
+def quantize_integers(vectors, atoms, fraction, indices, coefficients, counts, exponents, bits):
+    """(codes, scales): Python's integers and fractions."""
+    codes, scales = np.zeros(indices.shape, np.int8), np.zeros(len(vectors), np.uint16)
+    for i, x in enumerate(vectors.astype(object)):
+        used = int(counts[i])
+        chosen = atoms[indices[i, :used]].astype(object)
+        best, found, scale = 0, [0] * used, Fraction(0)
+        peak = max((abs(int(c)) for c in coefficients[i, :used]), default=0)
+        for n in range(8 if peak else 0):
+            code = descend(x, chosen, coefficients[i, :used].tolist(), peak, n, bits, fraction)
+            along = sum(c * int(a @ x) for c, a in zip(code, chosen, strict=True)) << fraction
+            total = sum((c * a for c, a in zip(code, chosen, strict=True)), 0 * x)
+            square = int(total @ total)
+            gain = along // square * along + (((along % square << 15) // square * along) >> 15) if along > 0 else 0
+            if gain > best:
+                best, found, scale = gain, code, Fraction(along, square << fraction)
+        codes[i, :used] = found
+        scales[i] = round_bfloat16(scale * Fraction(2) ** int(exponents[i]))
+    return codes, scales
+
+
+def descend(x, chosen, coefficients, peak, n, bits, fraction):
+    """Codes in steps of which the greatest coefficient has fewer, the greater n is."""
+    most = 2 ** (bits - 1) - 1
+    step = max((peak << 12) // (16 * most + 8 - n * most), 1)
+    code = [max(-most, min(most, (2 * (c << 8) + step) // (2 * step))) for c in coefficients]
+    for _ in range(3):
+        for j, atom in enumerate(chosen):
+            residual = (x << (fraction + 8)) - step * sum((c * a for c, a in zip(code, chosen, strict=True)), 0 * x)
+            width = step * int(atom @ atom)
+            code[j] = max(-most, min(most, code[j] + (2 * int(atom @ residual) + width) // (2 * width)))
+    return code
+
+
+def round_bfloat16(number):
+    """Bits of the nearest bfloat16, halves up, at most the greatest finite one."""
+    if number <= 0:
+        return 0
+    exponent = -300
+    while number >= Fraction(2) ** (exponent + 8):
+        exponent += 1
+    whole = int(number / Fraction(2) ** exponent + Fraction(1, 2))  # 128 to 256
+    if exponent + 134 <= 0:
+        return int(whole * Fraction(2) ** (exponent + 133) + Fraction(1, 2))
+    return min(((exponent + 134) << 7) + whole - 128, 0x7F7F)
 
 
 def exact_omp(atoms, x, s):

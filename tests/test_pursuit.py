@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvcodec.bench.peers import Peers, find_peers
 from kvcodec.bench.pursuit_peers import enter_pursuits, make_problem
-from kvcodec.bench.pursuit_rows import enter_ours, pursuit_rows
+from kvcodec.bench.pursuit_rows import enter_integers, enter_ours, pursuit_rows
 from kvcodec.bench.row import Absent, Contender, WrongResult
 from kvcodec.bench.scale import QUICK
 from kvcodec.kernels.integer_pursuit import choose_fraction, make_reciprocals, mp_integers
@@ -320,14 +320,16 @@ def test_arguments_that_contradict_each_other_make_no_nan(name):
 # -- integers --------------------------------------------------------------------------------------------------------
 
 
-def run_integers(vectors, atoms, s, fraction=None):
+def run_integers(vectors, atoms, s, fraction=None, bounds=None):
     n = len(vectors)
     gram = atoms.astype(np.int32) @ atoms.astype(np.int32).T
     fraction = choose_fraction(gram, atoms.shape[1]) if fraction is None else fraction
     out = np.full((n, s), 7, np.uint16), np.full((n, s), 7, np.int32), np.full(n, -1)
-    memory = np.empty(len(atoms), np.int32)
-    mp_integers(vectors, atoms, gram, make_reciprocals(gram), fraction, *out, memory)
-    return *out, memory.astype(np.int64), fraction
+    memory, wide = np.empty(len(atoms), np.int32), vectors.astype(np.int64)
+    left = (wide * wide).sum(axis=1) << 2 * fraction
+    bounds = np.full(n, -1) if bounds is None else bounds
+    mp_integers(vectors, atoms, gram, make_reciprocals(gram), fraction, bounds, *out, left, memory)
+    return *out, left, memory.astype(np.int64), fraction
 
 
 @st.composite
@@ -346,7 +348,7 @@ def integer_problems(draw):
 def test_mp_integers_is_its_twin(problem, s):
     vectors, atoms = problem
     *found, fraction = run_integers(vectors, atoms, s)
-    same(found if s else found[:3], twin.mp_integers(vectors, atoms, fraction, s)[: 4 if s else 3])
+    same(found if s else found[:4], twin.mp_integers(vectors, atoms, fraction, s)[: 5 if s else 4])
 
 
 @pytest.mark.parametrize("dim", [1, 128, 512])
@@ -363,7 +365,7 @@ def test_the_greatest_integers_do_not_overflow(dim, sign):
     same(found, wanted)
     longest = int((atoms[0].astype(np.int64) ** 2).sum())
     assert 4**fraction * longest * dim * 2**30 < 2**62 <= 4 ** (fraction + 1) * longest * dim * 2**30 + 2**60
-    assert np.abs(wanted[3]).max() < 2**31
+    assert np.abs(wanted[4]).max() < 2**31
 
 
 def test_fraction_bits():
@@ -385,7 +387,7 @@ def test_integers_lose_little_against_floats():
     rows, x = planted(256, 64, 10 if INTERPRETED else 200, 6)
     atoms = np.rint(rows * (127 / np.abs(rows).max())).astype(np.int8)
     vectors = np.rint(x * (32767 / np.abs(x).max(axis=1, keepdims=True))).astype(np.int16)
-    indices, coefficients, counts, _, fraction = run_integers(vectors, atoms, 8)
+    indices, coefficients, counts, _, _, fraction = run_integers(vectors, atoms, 8)
     assert (counts == 8).all()
     errors = errors_of(atoms, vectors, indices, coefficients / 2**fraction)
     floats = []
@@ -430,6 +432,13 @@ def test_a_problem_of_the_bench(kernel):
             assert "pip install" in entry.reason
 
 
+@pytest.mark.skipif(INTERPRETED, reason="only compiled kernels are worth a bench")
+def test_the_integer_problem_of_the_bench():
+    entry = enter_integers(make_problem(128, 32, 40, 4))
+    entry.run()
+    entry.check()
+
+
 def test_a_wrong_code_is_found_out():
     problem = make_problem(128, 32, 40, 4)
     with pytest.raises(WrongResult, match="peer: the error is off by"):
@@ -441,6 +450,7 @@ def test_a_wrong_code_is_found_out():
 def test_rows_of_the_bench():
     assert [row.name for row in pursuit_rows(QUICK)] == [
         "omp-1024-s8", "omp-1024-s16", "omp-1024-s24", "omp-4096-s8", "omp-4096-s16", "omp-4096-s24", "ormp-1024-s8",
+        "mp-1024-s8",
     ]  # fmt: skip
 
 
@@ -455,7 +465,7 @@ def hash_of_problems():
         found = [run(name, projections, gram, energies, np.full(3, -1, np.float32), 8) for name in KERNELS]
         atoms = np.rint(rows * 127).astype(np.int8)
         found.append(
-            run_integers(np.rint(projections[:, :1] * 0 + 1000).repeat(12, axis=1).astype(np.int16), atoms, 4)[:4]
+            run_integers(np.rint(projections[:, :1] * 0 + 1000).repeat(12, axis=1).astype(np.int16), atoms, 4)[:5]
         )
         for array in (a for arrays in found for a in arrays):
             digest.update((array + 0).tobytes())
@@ -488,7 +498,8 @@ def test_mp_integers_is_integer_only():
     atoms = np.eye(3, 40, dtype=np.int8) * np.int8(100)
     gram = atoms.astype(np.int32) @ atoms.astype(np.int32).T
     out = np.zeros((1, 2), np.uint16), np.zeros((1, 2), np.int32), np.zeros(1, np.int64)
-    fresh(np.ones((1, 40), np.int16), atoms, gram, make_reciprocals(gram), 3, *out, np.zeros(3, np.int32))
+    bounds, left = np.full(1, -1), np.full(1, 40 << 6)
+    fresh(np.ones((1, 40), np.int16), atoms, gram, make_reciprocals(gram), 3, bounds, *out, left, np.zeros(3, np.int32))
     (llvm,) = fresh.inspect_llvm().values()
     for part in ("mp_integers", "multiply", "subtract_atom"):
         assert part in llvm

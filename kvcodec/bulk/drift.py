@@ -117,22 +117,23 @@ def measure_drift(
     *,
     dictionary: FilePath | DictionarySet | None = None,
     spec: str | CodecSpec = "dict/s8",
+    pursuit: str | None = None,
     every: int | None = None,
     progress: Progress | None = None,
 ) -> DriftReport:
     """Errors of codes over positions, of each sequence of logs and of each dump.
 
     A log's records carry their errors, so nothing is coded again and the originals are not needed. A dump is coded with
-    `spec` over `dictionary` (a .kvdict file or a set), of which it needs the streams' dictionaries. every: tokens of a
-    stretch of the table, by default a sixteenth of the longest text, in whole blocks of 64.
-    progress: called with (done, total) in sources, a dump counting its layers. Raises what kvcodec.open and open_dump
-    raise; SpecError for a dump without a dictionary.
+    `spec` over `dictionary` (a .kvdict file or a set), of which it needs the streams' dictionaries, by `pursuit` (omp,
+    ormp, mp). every: tokens of a stretch of the table, by default a sixteenth of the longest text, in whole blocks of
+    64. progress: called with (done, total) in sources, a dump counting its layers. Raises what kvcodec.open and
+    open_dump raise; SpecError for a dump without a dictionary.
     """
     if not sources:
         raise SpecError("no log or dump to look at")
     if every is not None and every < 1:
         raise SpecError(f"every is {every}, want 1 or more tokens")
-    own = None if dictionary is None else load_dictionary(dictionary)
+    own = None if dictionary is None else load_dictionary(dictionary).with_pursuit(pursuit)
     tell, texts = progress or no_progress, list[TextDrift]()
     for n, source in enumerate(sources):
         path = Path(source)

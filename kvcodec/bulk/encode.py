@@ -20,7 +20,7 @@ from kvcodec.store.coding import Coding
 from kvcodec.store.policy import check_name
 
 FilePath = str | os.PathLike[str]
-_CODING = ("k", "v", "residual", "sinks", "spec", "dictionary", "max_error")
+_CODING = ("k", "v", "residual", "sinks", "spec", "dictionary", "pursuit", "max_error")
 
 
 def encode_dump(
@@ -33,6 +33,7 @@ def encode_dump(
     sinks: int | Mapping[str, int] | None = None,
     spec: FilePath | Coding | None = None,
     dictionary: FilePath | DictionarySet | None = None,
+    pursuit: str | None = None,
     max_error: float | None = None,
     device: str | Geometry = "tlc",
     sequence: str | None = None,
@@ -52,9 +53,9 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump as one sequence of a log.
 
-    k, v, residual, sinks, spec, dictionary, max_error, device: as kvcodec.open takes them. sequence: its name, by
-    default the dump's stem. mapping, kv_heads, head_dim: as kvcodec.dumps.open_dump takes them. dtype: what a float32
-    dump is rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
+    k, v, residual, sinks, spec, dictionary, pursuit, max_error, device: as kvcodec.open takes them. sequence: its name,
+    by default the dump's stem. mapping, kv_heads, head_dim: as open_dump takes them. dtype: what a float32 dump is
+    rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
     fingerprint the log keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
     layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
     append: add the sequence to an existing log, whose device and, where not given, codecs stay. threads: for coding
@@ -74,7 +75,7 @@ def encode_dump(
     """
     coding = {
         "k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary,
-        "max_error": max_error,
+        "pursuit": pursuit, "max_error": max_error,
     }  # fmt: skip
     job = EncodeJob(
         Path(log), coding, device, tuple(mapping), kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume,

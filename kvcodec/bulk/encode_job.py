@@ -49,7 +49,7 @@ class _Surveyed(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """The options of encode_dump, which see. coding: `k`, `v`, `residual`, `sinks` and `spec`."""
+    """The options of encode_dump, which see. coding: those of kvcodec.open that say how rows are coded, by name."""
 
     log: Path
     coding: dict[str, Any]
@@ -98,7 +98,7 @@ class EncodeJob:
         """Whether there is a half-made log to go on with. Raises SpecError, IdentityMismatch for one of another job."""
         if not making.exists():
             return False
-        with open_store(making) as store:
+        with open_store(making, pursuit=self.coding["pursuit"]) as store:
             if store.index.models:
                 self._check_log(store, surveyed)
                 return True
@@ -119,7 +119,7 @@ class EncodeJob:
     # -- an existing log ---------------------------------------------------------------------------------------
 
     def _append(self, dumps: Sequence[Named]) -> tuple[list[_Surveyed], list[int], Stats]:
-        with open_store(self.log) as reader:
+        with open_store(self.log, pursuit=self.coding["pursuit"]) as reader:
             surveyed = self._survey(dumps, reader.model.dtype)
             for one in surveyed:
                 check_same_model(reader.model, one.model)

@@ -27,6 +27,7 @@ def command(
         Path | None, typer.Option(help="The .kvdict file that dumps are coded over (kvcodec train).")
     ] = None,
     spec: Annotated[str, typer.Option(help="The codec of dumps.")] = "dict/s8",
+    pursuit: options.Pursuit = None,
     every: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a line of the table. [default: a sixteenth of the longest text]"),
@@ -44,7 +45,9 @@ def command(
 
         if plot is not None:
             check_drift_plot(plot, overwrite=force)
-        report = measure_drift(sources, dictionary=dictionary, spec=spec, every=every, progress=progress)
+        report = measure_drift(
+            sources, dictionary=dictionary, spec=spec, pursuit=pursuit, every=every, progress=progress
+        )
         if plot is not None:
             plot_drift(report, plot)
     if json:

@@ -34,6 +34,7 @@ def command(
     dictionary: Annotated[
         Path | None, typer.Option(help="A .kvdict file (kvcodec train) for codecs such as dict/s8/c6/ef.")
     ] = None,
+    pursuit: options.Pursuit = None,
     max_error: Annotated[
         float | None,
         typer.Option(help="Relative error that no vector over a dictionary exceeds: dict/s24 becomes dict/s24/max0.3."),
@@ -66,8 +67,8 @@ def command(
     about = dumps[0] if len(dumps) == 1 else None
     settings: dict[str, Any] = {
         "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
-        "spec": spec, "dictionary": dictionary, "max_error": max_error, "model_file": model_file, "shard": shard,
-        "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
+        "spec": spec, "dictionary": dictionary, "pursuit": pursuit, "max_error": max_error, "model_file": model_file,
+        "shard": shard, "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
         "overwrite": force, "append": append, "resume": resume, "threads": threads,
     }  # fmt: skip
     with reported(dump=about, log=log):

@@ -24,4 +24,8 @@ Tokens = Annotated[
 Dictionary = Annotated[
     Path | None, typer.Option("--dictionary", help="The .kvdict file of logs that only name their dictionaries.")
 ]
+Pursuit = Annotated[
+    str | None,
+    typer.Option(help="How atoms are chosen: omp, ormp (better, slower) or mp (integers alone). [default: omp]"),
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads. [default: as many as cores]")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from kvcodec.codecs.codec import Codec, codec_for, find_nonfinite, take_out
 from kvcodec.errors import DtypeError, NonFiniteError, ShapeError, SpecError
 from kvcodec.layout import DtypeId, StreamId
+from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
@@ -60,17 +61,21 @@ def encode_array(
     stream: StreamId | str = "k",
     dtype: DTypeLike | None = None,
     dictionary: Dictionary | None = None,
+    pursuit: str | Pursuit | None = None,
 ) -> EncodedArray:
     """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary. Its first row
     stands at position 0.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
+    pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given.
     Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
 
     >>> encode_array(np.zeros((64, 8, 128), np.float16), "int4/channel/g64").nbytes
     36864
     """
     stream = _take_stream(stream)
+    if pursuit is not None and dictionary is not None:
+        dictionary = replace(dictionary, pursuit=Pursuit.parse(pursuit))
     codec = codec_for(spec, stream, dictionary)
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import DICTIONARY_USE, StreamId, Transform
-from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY
+from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY, Pursuit
 
 Use = tuple[int, StreamId]  # a layer and a stream
 MAX_DIM = 1024
@@ -32,7 +32,7 @@ class Dictionary:
     rotation: how these are turned by their positions, if that is what such vectors were before.
     metric: float32 (d, d), symmetric and positive definite, in which an encoder measures errors; None for the plain
     one. No decoder needs it, and the set's hash does not cover it. errors: float32, relative error on held-out vectors
-    after 1, 2, … atoms, empty if unknown.
+    after 1, 2, … atoms, empty if unknown. pursuit: by which vectors are coded, the encoder's affair as the metric is.
     """
 
     atoms: NDArray[np.int8]
@@ -41,6 +41,7 @@ class Dictionary:
     rotation: Rotation | None = None
     metric: NDArray[np.float32] | None = None
     errors: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    pursuit: Pursuit = Pursuit.OMP
 
     def __post_init__(self) -> None:
         shape = self.atoms.shape
@@ -142,6 +143,12 @@ class Dictionary:
         whole: NDArray[np.float32] = lower + lower.T + np.eye(self.padded_size, dtype=np.float32)
         return whole
 
+    @cached_property
+    def products(self) -> NDArray[np.int32]:
+        """int32 (N, N): products of the int8 atoms, exact whatever adds them up."""
+        wide = self.atoms.astype(np.float64)
+        return (wide @ wide.T).astype(np.int32)
+
     def energies(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 (n,): squared lengths of vectors (n, d), in the metric."""
         products = self._measure(rows) * rows
@@ -182,6 +189,12 @@ class DictionarySet:
     @cached_property
     def _by_use(self) -> dict[Use, Dictionary]:
         return {use: one for one in self.dictionaries for use in one.uses}
+
+    def with_pursuit(self, pursuit: str | Pursuit | None) -> DictionarySet:
+        """This set, whose vectors are to be coded by that pursuit (omp, ormp, mp); by None as before. SpecError."""
+        if pursuit is None or all(one.pursuit == Pursuit.parse(pursuit) for one in self.dictionaries):
+            return self
+        return DictionarySet(tuple(replace(one, pursuit=Pursuit.parse(pursuit)) for one in self.dictionaries))
 
     def find(self, layer: int, stream: StreamId) -> Dictionary | None:
         """The dictionary of a stream of a layer."""

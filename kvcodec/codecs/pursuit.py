@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.integer_pursuit import IntegerSpace
 from kvcodec.kernels import coefficients as coefficient_kernels
 from kvcodec.kernels import pursuit as pursuit_kernels
 from kvcodec.kernels.projection import project
-from kvcodec.sparse_spec import ERROR_STEPS, SparseCodes
+from kvcodec.sparse_spec import ERROR_STEPS, Pursuit, SparseCodes
 
 BLOCK = 192  # vectors whose projections are held at once
 GREATEST = float(np.uint32(0x7F7F0000).view(np.float32))  # bfloat16
@@ -44,20 +45,20 @@ def pursue(
     rows: NDArray[np.float32],
     dictionary: Dictionary,
     codes: SparseCodes,
-    method: str = "omp",
     targets: NDArray[np.float64] | None = None,
 ) -> Codes:
-    """Codes of finite vectors (n, d). method: omp or ormp. A vector's codes do not hang on those beside it.
+    """Codes of finite vectors (n, d), by the dictionary's pursuit. A vector's codes do not hang on those beside it.
 
     targets: (n,), squared errors at which a vector takes no more atoms, negative for never; without them the spec's
     error says so. In a dictionary's metric they are as large a part of the vector as in the plain one.
     """
     out = empty_codes(len(rows), codes.atoms)
-    space = _Space(dictionary, codes, min(len(rows), BLOCK))
+    kind = IntegerSpace if dictionary.pursuit == Pursuit.MP else _Space
+    space = kind(dictionary, codes, min(len(rows), BLOCK))
     for start in range(0, len(rows), BLOCK):
         part = slice(start, start + BLOCK)
         own = Codes(out.indices[part], out.coefficients[part], out.scales[part], out.counts[part])
-        space.code(rows[part], own, method, None if targets is None else targets[part])
+        space.code(rows[part], own, None if targets is None else targets[part])
     return out
 
 
@@ -74,9 +75,7 @@ class _Space:
         self._pursuit = np.empty(pursuit_kernels.memory_floats(size, atoms), np.float32)
         self._rounding = np.empty(coefficient_kernels.work_bytes(atoms), np.uint8)
 
-    def code(
-        self, rows: NDArray[np.float32], out: Codes, method: str, targets: NDArray[np.float64] | None = None
-    ) -> None:
+    def code(self, rows: NDArray[np.float32], out: Codes, targets: NDArray[np.float64] | None = None) -> None:
         """Fill `out` with the codes of vectors."""
         own, codes, count = self._dictionary, self._codes, len(rows)
         vectors, exponents = normalize_rows(rows - own.mean if own.has_mean else rows)
@@ -87,7 +86,7 @@ class _Space:
         bounds = energies * bound if codes.error else np.full(count, NEVER)
         if targets is not None:
             bounds = scale_targets(targets, exponents, vectors, energies)
-        kernel = pursuit_kernels.ormp if method == "ormp" else pursuit_kernels.omp
+        kernel = pursuit_kernels.ormp if own.pursuit == Pursuit.ORMP else pursuit_kernels.omp
         floats = self._coefficients[:count]
         kernel(
             projections, own.gram, energies, bounds, out.indices, floats, out.counts, self._residuals[:count],

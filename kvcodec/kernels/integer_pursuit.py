@@ -5,11 +5,12 @@ has made as long as fits. Projections are int32 with `fraction` bits behind the 
 the atoms, shifted, then less coefficient * gram a turn. Nothing but the coefficient is ever rounded, and the pursuit
 goes on from the residual that the rounded one leaves, so errors do not add up.
 
-Bounds, for `dim` channels up to 512: a product with an atom is at most 127 * 32768 * 512 < 2**31. All later
-projections are 2**fraction times products of the residual with atoms, and the residual does not grow: below
-2**fraction * |longest atom| * |vector| < 2**31, which choose_fraction sees to (its margin takes the 2**-10 by which a
-coefficient's rounding can be off, for 64 places). A coefficient is below 2**31 / 512, and what is between is modulo
-2**32. So 32 bits hold all, but for the 62 bits of one product a turn.
+Bounds, for `dim` channels up to 512: a product with an atom is at most 127 * 32768 * 512 < 2**31; for up to 1024
+channels vectors have a bit less. All later projections are 2**fraction times products of the residual with atoms, and
+the residual does not grow: below 2**fraction * |longest atom| * |vector| < 2**31, which choose_fraction sees to (its
+margin takes the 2**-10 by which a coefficient's rounding can be off, for 64 places). A coefficient is below
+2**31 / 512, and what is between is modulo 2**32. So 32 bits hold all, but for the 62 bits of one product a turn and
+the squared length of what is left, which is known exactly: (2**fraction * |vector|)**2 < 2**62.
 """
 
 from __future__ import annotations
@@ -24,13 +25,20 @@ from kvcodec.kernels._pursuit_products import STEP, multiply_words
 
 RECIPROCAL_BITS = np.int64(40)
 SHORTEST = 512  # squared length of atoms: 2**31 * 2**40 / 512 fits an int64
+WIDE = 512  # channels
 TURNS = 2  # a place
 BLOCK = 64  # atoms
 
 
+def vector_bits(dim: int) -> int:
+    """Bits of the greatest magnitude of a vector's numbers, which may reach 2**bits."""
+    return 15 if dim <= WIDE else 14
+
+
 def choose_fraction(gram: NDArray[np.int32], dim: int) -> int:
-    """Bits behind the point that coefficients of any int16 vector can have."""
-    room = (1 << 32) - (1 << 16)  # 4**fraction * longest**2 * dim * 2**30 < 2**62
+    """Bits behind the point that coefficients of any vector of so many bits can have."""
+    square = 2 * vector_bits(dim)
+    room = (1 << 62 - square) - (1 << 46 - square)  # 4**fraction * longest**2 * dim * 2**square < 2**62
     fraction, longest = 0, int(gram.diagonal().max(initial=1))
     while longest * dim << 2 * (fraction + 1) <= room:
         fraction += 1
@@ -47,27 +55,30 @@ def make_reciprocals(gram: NDArray[np.int32]) -> NDArray[np.int64]:
 @jit
 def mp_integers(
     vectors: NDArray[np.int16], atoms: NDArray[np.int8], gram: NDArray[np.int32], reciprocals: NDArray[np.int64],
-    fraction: Any, indices: NDArray[np.uint16], coefficients: NDArray[np.int32], counts: NDArray[np.int64],
-    memory: NDArray[np.int32],
+    fraction: Any, bounds: NDArray[np.int64], indices: NDArray[np.uint16], coefficients: NDArray[np.int32],
+    counts: NDArray[np.int64], left: NDArray[np.int64], memory: NDArray[np.int32],
 ) -> None:  # fmt: skip
     """Take, time and again, the atom whose product with the residual is the greatest, and subtract it.
 
     vectors: int16 (n, dim). atoms: int8 (N, dim), -127 to 127, of nearly the same length, at most 65536. gram: int32
-    (N, N), their products. All C-contiguous. reciprocals, fraction: of this gram, see above. indices: out, uint16
-    (n, s), s at most 64. coefficients: out, int32 (n, s), with `fraction` bits behind the point. counts: out, int64
-    (n,). Places without an atom have index 0 and coefficient 0. memory: int32, N numbers.
+    (N, N), their products. All C-contiguous. reciprocals, fraction: of this gram, see above. bounds: int64 (n,), times
+    4**fraction, squared lengths of a residual that is small enough; negative for never. indices: out, uint16 (n, s), s
+    at most 64. coefficients: out, int32 (n, s), with `fraction` bits behind the point. counts: out, int64 (n,). Places
+    without an atom have index 0 and coefficient 0. left: int64 (n,), times 4**fraction, in: the squared lengths of the
+    vectors, out: of the residuals. memory: int32, N numbers.
 
     Of equals the first atom is taken. One that was taken before takes no new place: its coefficient is corrected. A
-    vector is done when it has s atoms, after 2 * s turns, or when the coefficient would round (halves up) to 0.
+    vector is done when its residual is small enough, when it has s atoms, after 2 * s turns, or when the coefficient
+    would round (halves up) to 0.
     """
     s = indices.shape[1]
     for i in range(vectors.shape[0]):
         for j in range(s):
             indices[i, j], coefficients[i, j] = np.uint16(0), np.int32(0)
         most = multiply(vectors[i], atoms, np.int32(fraction), memory)
-        count = np.int64(0)
+        count, rest, bound = np.int64(0), np.int64(left[i]), np.int64(bounds[i])
         for _ in range(TURNS * s):
-            if count == s or most == np.int32(0):
+            if count == s or most == np.int32(0) or rest <= bound:
                 break
             atom = find_magnitude(memory, most)
             product = np.int64(np.int64(memory[atom]) * np.int64(reciprocals[atom]))
@@ -75,8 +86,16 @@ def mp_integers(
             if coefficient == np.int32(0):
                 break
             count = add_coefficient(atom, coefficient, count, indices[i], coefficients[i])
+            rest = np.int64(rest + change_energy(coefficient, memory[atom], gram[atom, atom]))
             most = subtract_atom(coefficient, gram[atom], memory)
-        counts[i] = count
+        counts[i], left[i] = count, rest
+
+
+@part
+def change_energy(coefficient: Any, projection: Any, square: Any) -> Any:
+    """What taking an atom of that squared length adds to the squared length of the residual, times 4**fraction."""
+    after = np.int64(np.int64(coefficient) * np.int64(square) - np.int64(2) * np.int64(projection))
+    return np.int64(np.int64(coefficient) * after)
 
 
 @part

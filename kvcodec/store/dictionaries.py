@@ -17,7 +17,7 @@ from kvcodec.layout import DICTIONARY_USE, DtypeId, Kind, StreamId, Transform
 from kvcodec.log.frame import Record, new_record
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
-from kvcodec.sparse_spec import MAX_DICTIONARY
+from kvcodec.sparse_spec import MAX_DICTIONARY, Pursuit
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Stream
 
@@ -27,17 +27,19 @@ _NO_HASH = bytes(16)
 class Dictionaries:
     """The sets that a store knows: those in its log, and those that its caller brought.
 
-    A set in the log is loaded, and its hash checked, when it is first asked for.
+    A set in the log is loaded, and its hash checked, when it is first asked for. pursuit: by which a writer codes over
+    any of them, None for each set's own; it is to be set before one is asked for.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._places: dict[bytes, list[Located]] = {}
         self._sets: dict[bytes, DictionarySet] = {}
+        self.pursuit: Pursuit | None = None
 
     def add(self, own: DictionarySet) -> None:
         """Know a set that the caller brought."""
-        self._sets[own.hash] = own
+        self._sets[own.hash] = own.with_pursuit(self.pursuit)
 
     def enter(self, one: Located) -> None:
         """Know a DICTIONARY record of the log. Raises CorruptRecord, UnsupportedVersion."""
@@ -111,7 +113,7 @@ class Dictionaries:
                 raise MissingDictionary(
                     basis, f"{path}: dictionary set {basis.hex()}: {why}; pass dictionary= (--dictionary)"
                 )
-            self._sets[basis] = self._load(basis)
+            self._sets[basis] = self._load(basis).with_pursuit(self.pursuit)
         return self._sets[basis]
 
     def _missing(self, basis: bytes) -> str | None:

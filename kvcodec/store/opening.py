@@ -16,6 +16,7 @@ from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
+from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import Coding, ask
 from kvcodec.store.model import Model
@@ -38,6 +39,7 @@ def open_store(
     spec: str | Path | Coding | None = None,
     dictionary: str | os.PathLike[str] | DictionarySet | None = None,
     embed: bool = True,
+    pursuit: str | Pursuit | None = None,
     max_error: float | None = None,
     durability: str = "sync",
     journal: str | CodecSpec = "raw",
@@ -55,8 +57,9 @@ def open_store(
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
     dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs. The log takes it up, or with embed=False
-    only names it: whoever opens such a log has to bring the set. max_error: a bound on the relative error of every
-    vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
+    only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or mp (integers alone), how the
+    writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound on the relative error of
+    every vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
     that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled, but
     for those of which an error bound is kept).
@@ -71,6 +74,7 @@ def open_store(
     asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "max_error": max_error}
     coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
+    pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
     _check_options(mode, model, durability, journal, threads)
     if mode == "w":
@@ -85,6 +89,7 @@ def open_store(
     try:
         store = Store(path, opened, recovery, writable=mode != "r", threads=threads)
         store.durable_steps, store.journal = durability == "step", journal
+        store.index.dictionaries.pursuit = pursuit
         if own is not None:
             store.index.dictionaries.add(own)
         if mode != "r":
