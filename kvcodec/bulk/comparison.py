@@ -66,19 +66,7 @@ class Comparison:
     @property
     def attention(self) -> AttentionTotal | None:
         """None if no layer has queries."""
-        found = [layer.attention for layer in self.layers if layer.attention is not None]
-        if not found:
-            return None
-        logits = sum(a.logits for a in found)
-        return AttentionTotal(
-            len(found),
-            logits,
-            max(a.logit_max for a in found),
-            math.sqrt(sum(a.logit_rms**2 * a.logits for a in found) / logits),
-            _mean_square(found, lambda a: a.k_only),
-            _mean_square(found, lambda a: a.v_only),
-            _mean_square(found, lambda a: a.both),
-        )
+        return total_attention([layer.attention for layer in self.layers if layer.attention is not None])
 
     @property
     def largest_relative(self) -> float:
@@ -101,6 +89,22 @@ class Comparison:
             "layers": [layer.as_dict() for layer in self.layers],
             "total": total | {"attention": None if attention is None else attention.as_dict()},
         }
+
+
+def total_attention(found: list[AttentionError]) -> AttentionTotal | None:
+    """Of layers that have queries; None if there are none."""
+    if not found:
+        return None
+    logits = sum(a.logits for a in found)
+    return AttentionTotal(
+        len(found),
+        logits,
+        max(a.logit_max for a in found),
+        math.sqrt(sum(a.logit_rms**2 * a.logits for a in found) / logits),
+        _mean_square(found, lambda a: a.k_only),
+        _mean_square(found, lambda a: a.v_only),
+        _mean_square(found, lambda a: a.both),
+    )
 
 
 def _mean_square(found: list[AttentionError], kind: Callable[[AttentionError], OutputError]) -> float:

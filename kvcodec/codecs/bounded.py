@@ -119,9 +119,12 @@ class BoundedCodec(SparseCodec):
 
     def recode(self, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint16]:
         """Rows (tokens, heads, dim) as a record of them is decoded."""
-        tokens, heads, dim = rows.shape
-        one = self.encode_records(rows, dtype, tokens)[0]
-        own, body, stored = self._with(one.spec), one.mixed.join(), one.mixed.bitmap_bytes
+        return self.decode_record(self.encode_records(rows, dtype, len(rows))[0], len(rows), dtype)
+
+    def decode_record(self, one: BoundedRecord, tokens: int, dtype: DtypeId) -> NDArray[np.uint16]:
+        """Rows (tokens, heads, dim) of a record."""
+        body, stored, dim = one.mixed.join(), one.mixed.bitmap_bytes, self._rows.dictionary.dim
+        own, heads = self._with(one.spec), len(one.mixed.kinds)
         if not stored:
             return own.decode(body.reshape(heads, -1), tokens, dim, dtype)
         return own.decode_mixed(body, stored, tokens, dim, dtype, heads, wide=False)

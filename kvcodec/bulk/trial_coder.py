@@ -1,0 +1,130 @@
+"""How a codec on trial codes rows, and how many bytes that takes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.codecs import decode_array, encode_array
+from kvcodec.codecs.bounded import BoundedCodec
+from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.sparse import widen
+from kvcodec.dictionary import baseline
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import DtypeId, StreamId, Transform
+from kvcodec.sparse_spec import Pursuit
+from kvcodec.spec import CodecSpec
+
+ARTICLE = "article"
+_CODEBOOK = "random"  # 2,048 of them
+
+
+class TrialRows(NamedTuple):
+    """Decoded rows, float32 (tokens, heads, dim), and the bytes that they were in between."""
+
+    rows: NDArray[np.float32]
+    nbytes: int
+
+
+class Coder(Protocol):
+    """A codec on trial. codec, atoms, pursuit: in words."""
+
+    codec: str
+    atoms: str
+    pursuit: str
+
+    def check(self, layer: int, *dims: int) -> None:
+        """Raise SpecError, ShapeError where it cannot code K and V of so many channels."""
+        ...
+
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:
+        """Rows (tokens, heads, dim) of bfloat16, float16 or float32. Raises NonFiniteError."""
+        ...
+
+
+class ArticleCoder:
+    """The 18 bytes of kvcodec.dictionary.baseline."""
+
+    codec, atoms, pursuit = ARTICLE, _CODEBOOK, "products"
+
+    def check(self, layer: int, *dims: int) -> None:
+        """Any will do."""
+
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:  # noqa: ARG002
+        """See `Coder`."""
+        codebook = _codebook(rows.shape[2])
+        codes = baseline.encode_vectors(rows.reshape(-1, rows.shape[2]).astype(np.float32), codebook)
+        return TrialRows(baseline.decode_vectors(codes, codebook).reshape(rows.shape), codes.nbytes)
+
+
+class SpecCoder:
+    """A codec as a log has it, of a set of dictionaries where it takes one."""
+
+    def __init__(self, spec: str, own: DictionarySet | None = None, atoms: str = "", pursuit: str = "") -> None:
+        self._spec, self._own = CodecSpec.parse(spec), own
+        self.codec, self.atoms, self.pursuit = spec, atoms, pursuit
+
+    def check(self, layer: int, *dims: int) -> None:
+        """See `Coder`."""
+        for stream, dim in zip((StreamId.K, StreamId.V), dims, strict=True):
+            self.dictionary(layer, stream, dim)
+
+    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Dictionary | None:
+        """Of the stream. Raises SpecError, ShapeError."""
+        if self._own is None:
+            return None
+        found, where = self._own.find(layer, stream), f"layer {layer} {stream.name}"
+        if found is None:
+            known = ",".join(map(str, sorted({layer for layer, _ in self._own.uses()})))
+            raise SpecError(f"{where}: no dictionary for it; choose layers of {known} (--layers)")
+        if found.transform != Transform.NONE:
+            raise SpecError(f"{where}: its dictionary is of keys before their rotary embedding")
+        if found.dim != dim:
+            raise ShapeError(f"{where}: {dim} channels, its dictionary's atoms have {found.dim}")
+        return found
+
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:
+        """See `Coder`."""
+        dictionary = self.dictionary(layer, stream, rows.shape[2])
+        if self._spec.sparse is not None and self._spec.sparse.bounded:
+            assert dictionary is not None
+            return _code_bounded(BoundedCodec(self._spec, dictionary), rows)
+        coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary)
+        return TrialRows(decode_array(coded).astype(np.float32), coded.nbytes)
+
+
+class CodebookCoder(SpecCoder):
+    """A `dict` spec over the article's random codebook, rounded to int8."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__(spec, None, _CODEBOOK, Pursuit.OMP)
+
+    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Dictionary:  # noqa: ARG002
+        """The same for all."""
+        return _random_dictionary(dim)
+
+
+@cache
+def _codebook(dim: int) -> NDArray[np.float32]:
+    return baseline.random_codebook(dim)
+
+
+@cache
+def _random_dictionary(dim: int) -> Dictionary:
+    return Dictionary(quantize_atoms(_codebook(dim)), ((0, StreamId.K),))
+
+
+def _code_bounded(codec: BoundedCodec, rows: NDArray[Any]) -> TrialRows:
+    dtype = DtypeId.FLOAT16 if rows.dtype == np.float16 else DtypeId.BFLOAT16
+    halves = np.ascontiguousarray(rows.astype(ml_dtypes.bfloat16) if rows.dtype == np.float32 else rows)
+    bits, parts, nbytes = halves.view(np.uint16), [], 0
+    split = len(bits) - len(bits) % codec.token_group
+    for part, tokens in ((bits[:split], codec.token_group), (bits[split:], len(bits) - split)):
+        for record in codec.encode_records(part, dtype, tokens) if tokens else ():
+            nbytes += len(record.mixed.join())
+            parts.append(widen(codec.decode_record(record, tokens, dtype), dtype))
+    return TrialRows(np.concatenate(parts) if parts else np.zeros(rows.shape, np.float32), nbytes)
