@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.bulk.dump_model import STREAMS, dump_model
+from kvcodec.bulk.dump_model import dump_model
 from kvcodec.bulk.selection import DumpPart
 from kvcodec.bulk.sources import is_log
 from kvcodec.codecs import codec_for
@@ -182,8 +182,8 @@ def _codecs_of(index: SequenceIndex) -> dict[str, str]:
 
 def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSpec, tell: Progress) -> TextDrift:
     model = dump_model(dump)
-    curves = {stream.name.lower(): Curve() for stream in STREAMS}
-    layers = [n for n in dump.layers if any(own.find(n, stream) for stream in STREAMS)]
+    curves = {stream.name.lower(): Curve() for stream in dump.streams}
+    layers = [n for n in dump.layers if any(own.find(n, stream) for stream in dump.streams)]
     if not layers:
         raise SpecError(f"{path}: the set {own.hash.hex()} has no dictionary for any of its layers")
     for done, layer in enumerate(layers):

@@ -59,7 +59,7 @@ def dump_model(dump: DumpPart, dtype: str | None = None, identity: Identity = NO
         raise SpecError(f"dtype is {dtype!r}, but the dump holds {own}: only float32 dumps are rounded")
     layers = [Layer()] * (dump.layers[-1] + 1)
     for number in dump.layers:
-        streams = tuple(Stream(stream, *dump.shape(number, stream)[1:]) for stream in STREAMS)
+        streams = tuple(Stream(stream, *dump.shape(number, stream)[1:]) for stream in dump.streams)
         layers[number] = Layer(streams, _window(dump, number))
     name = dump.metadata.get("model", "").encode(errors="replace")[:_NAME_BYTES].decode(errors="ignore")
     own_dtype = own or dtype or _FLOAT32_AS

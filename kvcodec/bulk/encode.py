@@ -20,7 +20,7 @@ from kvcodec.store.coding import Coding
 from kvcodec.store.policy import check_name
 
 FilePath = str | os.PathLike[str]
-_CODING = ("k", "v", "residual", "sinks", "spec", "dictionary", "pursuit", "max_error")
+_CODING = ("k", "v", "c", "kr", "residual", "sinks", "spec", "dictionary", "pursuit", "max_error")
 
 
 def encode_dump(
@@ -29,6 +29,8 @@ def encode_dump(
     *,
     k: str | CodecSpec | None = None,
     v: str | CodecSpec | None = None,
+    c: str | CodecSpec | None = None,
+    kr: str | CodecSpec | None = None,
     residual: int | Mapping[str, int] | None = None,
     sinks: int | Mapping[str, int] | None = None,
     spec: FilePath | Coding | None = None,
@@ -51,11 +53,11 @@ def encode_dump(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> EncodeReport:
-    """Encode the K and V of a dump as one sequence of a log.
+    """Encode the K and V of a dump, or its latents C and position keys KR, as one sequence of a log.
 
-    k, v, residual, sinks, spec, dictionary, pursuit, max_error, device: as kvcodec.open takes them. sequence: its name,
-    by default the dump's stem. mapping, kv_heads, head_dim: as open_dump takes them. dtype: what a float32 dump is
-    rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
+    k, v, c, kr, residual, sinks, spec, dictionary, pursuit, max_error, device: as kvcodec.open takes them. sequence:
+    its name, by default the dump's stem. mapping, kv_heads, head_dim: as open_dump takes them. dtype: what a float32
+    dump is rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
     fingerprint the log keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
     layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
     append: add the sequence to an existing log, whose device and, where not given, codecs stay. threads: for coding
@@ -74,7 +76,7 @@ def encode_dump(
     `resume` one of another dump.
     """
     coding = {
-        "k": k, "v": v, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary,
+        "k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary,
         "pursuit": pursuit, "max_error": max_error,
     }  # fmt: skip
     job = EncodeJob(

@@ -64,11 +64,12 @@ def describe_numbers(numbers: Sequence[int]) -> str:
 class DumpPart:
     """Some layers and tokens of a dump, which is what is encoded: layers keep their numbers, tokens count from 0.
 
-    Attributes: path, metadata, dtype_id as of the dump; layers (ascending), tokens (how many).
+    Attributes: path, metadata, dtype_id, streams as of the dump; layers (ascending), tokens (how many).
     """
 
     def __init__(self, dump: Dump, layers: Layers = None, tokens: Tokens = None) -> None:
         self._dump, self.path, self.metadata, self.dtype_id = dump, dump.path, dump.metadata, dump.dtype_id
+        self.streams = dump.streams
         self.layers = pick_layers(layers, dump.layers, str(dump.path))
         picked = pick_tokens(tokens, dump.tokens, str(dump.path))
         self._first, self.tokens = picked.start, len(picked)

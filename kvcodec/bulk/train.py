@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvcodec.bulk.chunks import Progress, no_progress
@@ -15,6 +16,7 @@ from kvcodec.bulk.train_options import TrainOptions, parse_streams
 from kvcodec.bulk.train_report import TrainReport
 from kvcodec.dictionary.settings import Settings
 from kvcodec.dumps import open_dump
+from kvcodec.dumps.names import PAIRS
 from kvcodec.errors import SpecError
 
 FilePath = str | os.PathLike[str]
@@ -28,7 +30,7 @@ def train_dumps(
     *,
     atoms: int = 1024,
     sparsity: int = 8,
-    streams: str | Sequence[str] = "k,v",
+    streams: str | Sequence[str] | None = None,
     layers: Layers = None,
     share: str = "none",
     time: float | None = None,
@@ -52,7 +54,8 @@ def train_dumps(
 ) -> TrainReport:
     """Train dictionaries on the K and V of dumps, one for each layer and stream, and write a .kvdict file.
 
-    atoms: N of each. sparsity: atoms of a vector, in training and of the curve of errors. streams: "k", "v" or both.
+    atoms: N of each. sparsity: atoms of a vector, in training and of the curve of errors. streams: "k", "v" or "k,v",
+    of dumps of latents "c", "kr" or "c,kr"; by default both that the first dump has.
     layers: "0-3,17", all by default. share: "layers" for one dictionary for all layers of a stream, "all" for a single
     one. time: seconds for all of it at most; if they are too few, what comes out hangs on the machine's speed.
     epochs: at most; training stops before if the held-out error no longer falls.
@@ -79,13 +82,15 @@ def train_dumps(
         raise SpecError("no dump to train on")
     if time is not None and not time > 0:
         raise SpecError(f"time is {time}, want seconds above 0")
-    options = TrainOptions(parse_streams(streams), layers, share, rope, rope_base, metric, ridge, fraction, sinks)
+    wanted = None if streams is None else parse_streams(streams)
+    options = TrainOptions(wanted or PAIRS[0], layers, share, rope, rope_base, metric, ridge, fraction, sinks)
     settings = Settings(atoms, sparsity, epochs, mean, seed=seed)
     with contextlib.ExitStack() as stack:
         opened, opened_held = (
             [stack.enter_context(open_dump(p, mapping=mapping, kv_heads=kv_heads, head_dim=head_dim)) for p in some]
             for some in (paths, held)
         )
+        options = options if wanted else replace(options, streams=opened[0].streams)
         job = TrainJob(
             Path(out), opened, Held(opened_held, fraction), options, settings, thread_count(threads), time,
             overwrite=overwrite, resume=resume, progress=progress or no_progress, tell=tell or (lambda _line: None),

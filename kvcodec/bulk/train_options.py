@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvcodec.bulk.dump_model import STREAMS
 from kvcodec.bulk.selection import Layers, describe_numbers, pick_layers
 from kvcodec.codecs.dictionary import Use
 from kvcodec.dumps.dump import Dump
+from kvcodec.dumps.names import PAIRS
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import StreamId
 
 SHARES = ("none", "layers", "all")
 METRICS = ("none", "query")
 ROPES = ("post", "pre")
-_NAMES = {stream.name.lower(): stream for stream in STREAMS}
+_NAMES = {stream.name.lower(): stream for pair in PAIRS for stream in pair}
 _MOST_HELD = 0.5
 
 
@@ -56,11 +56,12 @@ class TrainOptions:
 
 
 def parse_streams(asked: str | Sequence[str]) -> tuple[StreamId, ...]:
-    """K and V of "k,v", in this order. Raises SpecError."""
+    """K and V of "k,v", in this order, or C and KR of "c,kr". Raises SpecError."""
     names = [part.strip().lower() for part in (asked.split(",") if isinstance(asked, str) else asked)]
-    if not names or any(name not in _NAMES for name in names) or len(set(names)) != len(names):
-        raise SpecError(f"streams {asked!r}, want k, v or k,v")
-    return tuple(stream for name, stream in _NAMES.items() if name in names)
+    asked_for = {_NAMES[name] for name in names if name in _NAMES}
+    if len(asked_for) != len(names) or not any(asked_for and asked_for <= set(pair) for pair in PAIRS):
+        raise SpecError(f"streams {asked!r}, want k, v or k,v, or of latents c, kr or c,kr")
+    return tuple(sorted(asked_for))
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Unit:
 
     @property
     def stream(self) -> StreamId | None:
-        """Which one, None where K and V share."""
+        """Which one, None where both of a layer share."""
         streams = {stream for _, stream in self.uses}
         return streams.pop() if len(streams) == 1 else None
 

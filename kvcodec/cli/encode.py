@@ -17,11 +17,19 @@ EXAMPLE = "Example: kvcodec encode dump.safetensors cache.kvlog --k int4/channel
 def command(
     dumps: Annotated[
         list[Path],
-        typer.Argument(metavar="DUMP...", help="safetensors, .npz or .npy files with K and V of every layer."),
+        typer.Argument(
+            metavar="DUMP...", help="safetensors, .npz or .npy files with K and V of every layer, or latents."
+        ),
     ],
     log: Annotated[Path, typer.Argument(metavar="LOG", help="The log to make.")],
     k: Annotated[str | None, typer.Option(help="Codec of K. [default: int4/channel/g64]", show_default=False)] = None,
     v: Annotated[str | None, typer.Option(help="Codec of V. [default: int4/token/g64]", show_default=False)] = None,
+    c: Annotated[
+        str | None, typer.Option(help="Codec of latents. [default: int4/channel/g64]", show_default=False)
+    ] = None,
+    kr: Annotated[
+        str | None, typer.Option(help="Codec of latents' position keys. [default: raw]", show_default=False)
+    ] = None,
     residual: Annotated[
         int | None, typer.Option(min=0, help="Newest tokens kept raw. [default: 128]", show_default=False)
     ] = None,
@@ -66,10 +74,10 @@ def command(
     """Encode dumps as sequences of a log, each named as its file. The log is new, or with --append an existing one."""
     about = dumps[0] if len(dumps) == 1 else None
     settings: dict[str, Any] = {
-        "k": k, "v": v, "residual": residual, "sinks": sinks, "device": device, "mapping": mapping or (),
-        "spec": spec, "dictionary": dictionary, "pursuit": pursuit, "max_error": max_error, "model_file": model_file,
-        "shard": shard, "kv_heads": heads, "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens,
-        "overwrite": force, "append": append, "resume": resume, "threads": threads,
+        "k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "device": device,
+        "mapping": mapping or (), "spec": spec, "dictionary": dictionary, "pursuit": pursuit, "max_error": max_error,
+        "model_file": model_file, "shard": shard, "kv_heads": heads, "head_dim": head_dim, "dtype": dtype,
+        "layers": layers, "tokens": tokens, "overwrite": force, "append": append, "resume": resume, "threads": threads,
     }  # fmt: skip
     with reported(dump=about, log=log):
         reports = encode_files(dumps, log, shown=not (json or quiet), sequence=sequence, **settings)

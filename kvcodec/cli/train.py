@@ -23,11 +23,15 @@ EXAMPLE = "Example: kvcodec train chat.safetensors code.safetensors -o model.kvd
 
 
 def command(
-    dumps: Annotated[list[Path], typer.Argument(metavar="DUMP...", help="Dumps with K and V of every layer.")],
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP...", help="Dumps with K and V, or latents, of every layer.")
+    ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .kvdict file to make.")],
     atoms: Annotated[int, typer.Option(min=1, help="Atoms of each dictionary.")] = 1024,
     sparsity: Annotated[int, typer.Option(min=1, help="Atoms of a vector.")] = 8,
-    streams: Annotated[str, typer.Option(help="k, v or k,v.")] = "k,v",
+    streams: Annotated[
+        str | None, typer.Option(help="k, v or k,v; of latents c, kr or c,kr. [default: both that are there]")
+    ] = None,
     layers: options.Layers = None,
     share: Annotated[
         str, typer.Option(help="none: a dictionary for each layer and stream; layers: for each stream; all: one.")

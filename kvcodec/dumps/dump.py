@@ -1,4 +1,4 @@
-"""A dump, whatever its format: K and V of every layer, read slice by slice."""
+"""A dump, whatever its format: K and V of every layer, or its latents, read slice by slice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvcodec.dumps.fp8 import FP8, find_scale, widening_table
 from kvcodec.dumps.names import Sources, locate, shown
 from kvcodec.dumps.queries import Queries, check_queries, read_scale, read_window
 from kvcodec.dumps.regular_file import open_regular
-from kvcodec.dumps.rows import RowsPlace, place_rows, read_geometry
+from kvcodec.dumps.rows import ONE_ROW, RowsPlace, place_rows, read_geometry
 from kvcodec.dumps.tensors import Contents, Entry
 from kvcodec.errors import DtypeError, DumpError, ShapeError
 from kvcodec.layout import DtypeId, StreamId
@@ -30,11 +30,13 @@ _DTYPE_IDS = {"BF16": DtypeId.BFLOAT16, "F16": DtypeId.FLOAT16, FP8: DtypeId.BFL
 
 
 class Dump(abc.ABC):
-    """K and V of a model's layers in one file. A context manager; safe to use from many threads. Of each format there
-    is a class that knows how to read its header; get one from kvcodec.dumps.open_dump.
+    """K and V of a model's layers in one file, or their latents C and position keys KR, one row a token.
+
+    A context manager; safe to use from many threads. Of each format there is a class that knows how to read its header;
+    get one from kvcodec.dumps.open_dump.
 
     Attributes: path; metadata (texts by name); layers (their numbers, ascending); dtype (numpy's: bfloat16,
-    float16 or float32, of all K and V; 8-bit floats are bfloat16 here, see kvcodec.dumps.fp8); dtype_id (the log's,
+    float16 or float32, of all rows; 8-bit floats are bfloat16 here, see kvcodec.dumps.fp8); dtype_id (the log's,
     None for float32).
 
     mapping: patterns such as "k=model.{layer}.key" for names that kvcodec.dumps.names does not know. kv_heads,
@@ -80,10 +82,11 @@ class Dump(abc.ABC):
         self._sources = locate(shapes, floating, mapping)
         self.layers = tuple(sorted({layer for layer, _ in self._sources}))
         self._code = _one_dtype(self._sources, self._tensors)
+        self._places: dict[tuple[int, StreamId], RowsPlace] = {}
         geometry = read_geometry(kv_heads, head_dim, self.metadata)
-        self._places = {
-            key: place_rows(source, shapes[source.name], geometry) for key, source in sorted(self._sources.items())
-        }
+        for key, source in sorted(self._sources.items()):
+            own = ONE_ROW if key[1] in (StreamId.C, StreamId.KR) else geometry
+            self._places[key] = place_rows(source, shapes[source.name], own)
         _check_tokens(self._sources, self._places)
         self._tables: dict[tuple[int, StreamId], NDArray[np.uint16]] = {}
         if self._code == FP8:
@@ -104,6 +107,12 @@ class Dump(abc.ABC):
     def tokens(self) -> int:
         """Of every layer."""
         return next(iter(self._places.values())).tokens
+
+    @property
+    def streams(self) -> tuple[StreamId, StreamId]:
+        """Of every layer: K and V, or the latent C and the position key KR."""
+        first, second = sorted({stream for _, stream in self._places})
+        return first, second
 
     def shape(self, layer: int, stream: StreamId) -> tuple[int, int, int]:
         """(tokens, heads, dim). Raises DumpError for a layer or stream that the file has not."""
@@ -145,9 +154,9 @@ class Dump(abc.ABC):
     def queries(self, layer: int) -> Queries | None:
         """The queries of `layer`, None if the file has none. Raises DumpError, DtypeError if they are malformed."""
         name = f"q.{layer}"
-        _, kv_heads, dim = self.shape(layer, StreamId.K)
-        if not {name, "q_pos"} <= self._tensors.keys():
+        if not {name, "q_pos"} <= self._tensors.keys() or StreamId.K not in self.streams:
             return None
+        _, kv_heads, dim = self.shape(layer, StreamId.K)
         entry, positions = self._tensors[name], self._tensors["q_pos"]
         if entry.code not in _DTYPES or entry.flaw:
             raise DtypeError(f"{self.path}: tensor {name!r} is {entry.flaw or entry.code}, want BF16, F16 or F32")

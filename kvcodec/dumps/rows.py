@@ -19,6 +19,9 @@ class Geometry(NamedTuple):
     head_dim: int | None
 
 
+ONE_ROW = Geometry(1, None)  # a token, whatever its length: of latents
+
+
 class RowsPlace(NamedTuple):
     """Numbers of one (layer, stream): `first` and both strides count numbers from the tensor's start.
 
