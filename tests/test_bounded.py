@@ -477,7 +477,7 @@ def test_info_tells_what_vectors_are_kept_as(tmp_path, capsys):
     write(path, x, spec)
     _, _, vectors = check(path, x, spec)
     assert min(vectors.codes, vectors.int4, vectors.raw) > 0
-    assert 0 < vectors.mean_atoms <= 6
+    assert 0 < vectors.mean_room <= 6
     with kv.open(path) as store:
         payload, row = store.stats().payload_bytes, 2 * DIM * HEADS
         bodies = [extent.coded.parts for _, extent, _ in parts_of(path)]
@@ -485,7 +485,7 @@ def test_info_tells_what_vectors_are_kept_as(tmp_path, capsys):
         assert payload == sizes + 2 * (len(x) - 2 - 128 - 15) * row
     print_info(gather_info(path), json=False)
     shown = capsys.readouterr().out
-    assert re.search(rf"\b{vectors.codes}\s+{vectors.mean_atoms:.2f}\s+{vectors.int4}\s+{vectors.raw}\b", shown)
+    assert re.search(rf"\b{vectors.codes}\s+{vectors.mean_room:.2f}\s+{vectors.int4}\s+{vectors.raw}\b", shown)
     assert "INT4" in shown
 
 
@@ -554,7 +554,7 @@ def test_the_command_line_takes_a_bound(tmp_path, real):
     assert done.exit_code == 0, done.output
     shown = json.loads(CliRunner().invoke(app, ["info", str(log), "--json"]).stdout)["sequences"][0]
     assert shown["codecs"] == ["k=dict/s24/c6/ef/max0.25/g64", "v=int4/token/g64"]
-    assert set(shown["vectors"]) == {"codes", "int4", "raw", "mean_atoms"}
+    assert set(shown["vectors"]) == {"codes", "int4", "raw", "mean_room"}
 
 
 def write_dump(path, rows, tokens):

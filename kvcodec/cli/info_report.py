@@ -53,11 +53,11 @@ def _print_vectors(sequences: tuple[SequenceStats, ...]) -> None:
     """What vectors over dictionaries are kept as."""
     counted = [(s.name, s.vectors) for s in sequences if s.vectors is not None]
     rows = [
-        (name, str(v.codes), "-" if v.mean_atoms is None else number(v.mean_atoms, ".2f"), str(v.int4), str(v.raw))
+        (name, str(v.codes), "-" if v.mean_room is None else number(v.mean_room, ".2f"), str(v.int4), str(v.raw))
         for name, v in counted
     ]
     if rows:
-        print_table(("sequence", "codes", "atoms", "INT4", "raw"), rows, title="Vectors over dictionaries")
+        print_table(("sequence", "codes", "room", "INT4", "raw"), rows, title="Vectors over dictionaries")
 
 
 def _print_sizes(stats: Stats) -> None:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class VectorCounts:
     """Vectors (one token's in one head) of groups over dictionaries: how many are codes, and how many an error bound
-    made INT4 or raw. mean_atoms: for how many atoms those that are codes have room, None if there are none.
+    made INT4 or raw. mean_room: for how many atoms those that are codes have room, None if there are none. How many
+    of them they take only bodies tell, which are not read for this.
     """
 
     codes: int
     int4: int
     raw: int
-    mean_atoms: float | None
+    mean_room: float | None
 
 
 @dataclass(frozen=True)
