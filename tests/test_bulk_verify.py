@@ -99,8 +99,7 @@ def test_lost_tokens_are_named_and_the_others_can_be_saved(tmp_path):
     assert list(saved.lost) == checked.lost_ranges
     with kv.open(log) as store, open_dump(tmp_path / "b.safetensors") as b:
         whole = store.sequence("chat").read(1)[1]
-        positions = np.empty(saved.tokens, np.int64)
-        b._read("positions", 0, positions)
+        positions = b.numbers("positions")
         assert same(b.rows(1, StreamId.V, 0, saved.tokens), whole[positions])
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 from kvcodec.bench.report import Report
 from kvcodec.bench.row import OURS
-from kvcodec.errors import LogExists, SpecError
-
-
-def check_plot(path: Path, *, overwrite: bool) -> None:
-    """Raise SpecError if there is no matplotlib or it knows no such format, LogExists if `path` is there already."""
-    if path.suffix.lstrip(".") not in _load("matplotlib.backends.backend_agg").FigureCanvasAgg.filetypes:
-        raise SpecError(f"--plot {path}: the format is told by the name, want one such as .png or .svg")
-    if path.exists() and not overwrite:
-        raise LogExists(17, "exists already", str(path))
+from kvcodec.errors import SpecError
+from kvcodec.measure.chart import make_figure
 
 
 def plot_ratios(report: Report, path: Path) -> None:
@@ -29,7 +20,7 @@ def plot_ratios(report: Report, path: Path) -> None:
     ]
     if not bars:
         raise SpecError("--plot: no row has both kvcodec and a peer")
-    figure: Any = _load("matplotlib.figure").Figure(figsize=(9, 1.5 + 0.25 * len(bars)), layout="constrained")
+    figure = make_figure(9, 1.5 + 0.25 * len(bars))
     axes = figure.subplots()
     places = range(len(bars))
     axes.barh(places, [ratio for _, ratio in bars], color=["#4477aa" if r >= 1 else "#cc6677" for _, r in bars])
@@ -40,10 +31,3 @@ def plot_ratios(report: Report, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(f"time of the peer / time of {OURS}, one thread: {report.machine['processor']}")
     figure.savefig(path)
-
-
-def _load(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise SpecError("--plot needs matplotlib: pip install 'kvcodec-flash[bench]'") from None

@@ -38,11 +38,12 @@ def command(
 ) -> None:
     """Measure how fast this machine is at it. Times, bandwidth, and ratios to other libraries, on one thread."""
     with reported(), progress_bar("bench", wanted=not (json or quiet)) as progress:
-        from kvcodec.bench.plot import check_plot, plot_ratios
+        from kvcodec.bench.plot import plot_ratios
         from kvcodec.bench.run import run_bench
+        from kvcodec.measure.chart import check_chart
 
         if plot is not None:
-            check_plot(plot, overwrite=force)
+            check_chart(plot, overwrite=force)
         named = [name for name in peers.split(",") if name]
         report = run_bench(only=only, quick=quick, peers=named, scratch=scratch, progress=progress)
         if plot is not None:

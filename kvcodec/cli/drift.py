@@ -41,10 +41,11 @@ def command(
     about = sources[0] if len(sources) == 1 else None
     with reported(log=about), progress_bar("drift", wanted=not (json or quiet)) as progress:
         from kvcodec.bulk.drift import measure_drift
-        from kvcodec.bulk.drift_plot import check_drift_plot, plot_drift
+        from kvcodec.bulk.drift_plot import plot_drift
+        from kvcodec.measure.chart import check_chart
 
         if plot is not None:
-            check_drift_plot(plot, overwrite=force)
+            check_chart(plot, overwrite=force)
         report = measure_drift(
             sources, dictionary=dictionary, spec=spec, pursuit=pursuit, every=every, progress=progress
         )

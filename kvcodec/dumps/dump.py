@@ -151,6 +151,29 @@ class Dump(abc.ABC):
         rows[...] = heads.transpose(1, 0, 2)
         return rows
 
+    def find(self, name: str) -> Entry | None:
+        """What the file says of the tensor of that name, None if it has none."""
+        return self._tensors.get(name)
+
+    def find_rows(self, layer: int, stream: StreamId) -> Entry | None:
+        """Of the tensor that holds the rows of a stream alone, None if it holds those of others too."""
+        self._place(layer, stream)
+        source = self._sources[layer, stream]
+        return self._tensors[source.name] if source.stacked is None else None
+
+    def rows_like(self, name: str, layer: int, stream: StreamId, start: int, stop: int) -> NDArray[Any]:
+        """Rows of another tensor, of the shape and dtype of the one that `find_rows` found, as stored."""
+        return self._stored_rows(name, self._place(layer, stream), start, stop, None)
+
+    def numbers(self, name: str) -> NDArray[Any]:
+        """All of a tensor that `find` found, in the dtype that is stored. Raises DtypeError for one of others."""
+        entry = self._tensors[name]
+        if entry.dtype is None:
+            raise DtypeError(f"{self.path}: tensor {shown(name)} is {entry.code}")
+        numbers = np.empty(entry.shape, entry.dtype)
+        self._read(name, 0, numbers)
+        return numbers
+
     def queries(self, layer: int) -> Queries | None:
         """The queries of `layer`, None if the file has none. Raises DumpError, DtypeError if they are malformed."""
         name = f"q.{layer}"
@@ -167,10 +190,7 @@ class Dump(abc.ABC):
             scale, window = read_scale(self.metadata), read_window(self.metadata, layer)
         except DumpError as error:
             raise DumpError(f"{self.path}: {error}") from None
-        q = np.empty(entry.shape, _DTYPES[entry.code])
-        self._read(name, 0, q)
-        at = np.empty(positions.shape, np.int32 if positions.code == "I32" else np.int64)
-        self._read("q_pos", 0, at)
+        q, at = self.numbers(name), self.numbers("q_pos")
         return Queries(q.astype(np.float32), at.astype(np.int64), scale, window)
 
     def close(self) -> None:

@@ -23,11 +23,11 @@ _FLOATING = ("BF16", "F16", "F32", "F64")
 def has_unrotated(dump: Dump, layer: int) -> bool:
     """Whether the file holds K of a layer from before rotation. Raises DumpError, DtypeError if it is not like K."""
     name = f"k_pre.{layer}"
-    entry, source = dump._tensors.get(name), dump._sources.get((layer, StreamId.K))
-    if entry is None or source is None:
+    entry = dump.find(name)
+    if entry is None:
         return False
-    like = dump._tensors[source.name]
-    if source.stacked is not None or entry.shape != like.shape:
+    like = dump.find_rows(layer, StreamId.K)
+    if like is None or entry.shape != like.shape:
         raise DumpError(f"{dump.path}: tensor {shown(name)} of shape {list(entry.shape)}, want that of K")
     if entry.code != like.code or entry.flaw or entry.code not in _FLOATING:
         raise DtypeError(f"{dump.path}: tensor {shown(name)} is {entry.flaw or entry.code}, want {like.code} as K is")
@@ -36,7 +36,7 @@ def has_unrotated(dump: Dump, layer: int) -> bool:
 
 def read_unrotated(dump: Dump, layer: int, start: int, stop: int) -> NDArray[Any]:
     """Rows (tokens, heads, dim) of K from before rotation; `has_unrotated` has said that they are there."""
-    return dump._stored_rows(f"k_pre.{layer}", dump._place(layer, StreamId.K), start, stop, None)
+    return dump.rows_like(f"k_pre.{layer}", layer, StreamId.K, start, stop)
 
 
 def read_numbers(dump: Dump, name: str, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
@@ -44,7 +44,7 @@ def read_numbers(dump: Dump, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
 
     Raises DumpError for another shape or a number that is not finite, DtypeError for a dtype that is not floating.
     """
-    entry = dump._tensors.get(name)
+    entry = dump.find(name)
     if entry is None:
         return None
     what = f"{dump.path}: tensor {shown(name)}"
@@ -54,9 +54,7 @@ def read_numbers(dump: Dump, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
         want not in (-1, got) for got, want in zip(entry.shape, shape, strict=True)
     ):
         raise DumpError(f"{what} of shape {list(entry.shape)}, want {list(shape)}")
-    numbers = np.empty(entry.shape, entry.dtype)
-    dump._read(name, 0, numbers)
-    wide = numbers.astype(np.float64)
+    wide = dump.numbers(name).astype(np.float64)
     if not np.isfinite(wide).all():
         raise DumpError(f"{what}: a NaN or an infinity")
     return wide
