@@ -27,7 +27,7 @@ from tests.test_cli import invoke
 from tests.test_simd import FLOATS, words_of
 
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-quick = settings(max_examples=10 if INTERPRETED else 40, deadline=None)
+quick = settings(max_examples=10 if INTERPRETED else 15, deadline=None)
 
 
 def fix(rows, mean, bits=15):

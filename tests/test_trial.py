@@ -48,7 +48,7 @@ def test_the_article_takes_18_bytes_and_errs_as_its_coder_does():
 
 
 def test_omp_and_training_buy_what_the_article_leaves_behind(own):
-    rows = try_codecs(REAL, ["article", "dict/s8/c6/ef"], dictionary=own).rows
+    rows = try_codecs(REAL, ["article", "dict/s8/c6/ef"], dictionary=own, layers="5").rows
     assert [(row.atoms, row.pursuit) for row in rows] == [
         ("random", "products"), ("random", "omp"), ("a set", "omp"), ("a set", "ormp"), ("a set", "mp"),
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def test_omp_and_training_buy_what_the_article_leaves_behind(own):
     assert omp.attention.both < random.attention.both < article.attention.both
 
 
-@pytest.mark.parametrize("spec", ["dict/s6/c6/ef", "dict/s16/max0.5", "int4/token/g64"])
+@pytest.mark.parametrize("spec", ["dict/s6/c6/ef", "dict/s16/max0.5"])
 def test_a_log_errs_as_much(tmp_path, own, spec):
     kv.encode(REAL, tmp_path / "log", k=spec, v=spec, dictionary=own, residual=0, sinks=4, pursuit="mp")
     row = try_codecs(REAL, [spec], dictionary=own, pursuits=["mp"]).rows[-1]
@@ -93,11 +93,11 @@ def test_what_cannot_be_tried_is_said(tmp_path, own):
 def test_the_command(tmp_path, own):
     path = tmp_path / "m.kvdict"
     write_artefact(path, Artefact(own, {}))
-    arguments = ["diff", REAL, "--dictionary", path, "--pursuit", "mp", "--layers", "8,17"]
+    arguments = ["diff", REAL, "--dictionary", path, "--pursuit", "mp", "--layers", "8"]
     table = invoke(*arguments).stdout
     assert table.splitlines()[1].split() == ["codec", "atoms", "pursuit", "bytes", "K", "V", "outputs"]
     shown = json.loads(invoke(*arguments, "--json").stdout)
-    assert shown["layers"] == [8, 17]
+    assert shown["layers"] == [8]
     names = [(row["codec"], row["atoms"], row["pursuit"]) for row in shown["codecs"]]
     assert names == [
         ("article", "random", "products"), ("dict/s8/c6/ef", "random", "omp"), ("dict/s8/c6/ef", "m.kvdict", "mp"),

@@ -1,0 +1,157 @@
+"""Does every vector hold the error bound that it was coded with? Through a real log, compared in float64.
+
+    python bench/bounds.py DUMP... --dictionary FILE [--bounds 0.2,0.3,0.5] [--atoms 24] [--threads 2] [--print]
+
+Writes K and V of all layers of each dump into a log of their own, as dict/sN/c6/ef with each bound over the
+dictionaries of the .kvdict file, opens it again, reads all rows, and compares each vector with the dump's. Writes its
+table into bench/RESULTS.md, or prints it. Fails if one vector misses its bound. Sliding windows are left out of the
+models, so that the logs keep all tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvcodec as kv
+from kvcodec.bulk.dump_model import dump_model
+from kvcodec.bulk.selection import DumpPart
+from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.dictionary.artefact import Artefact, read_artefact
+from kvcodec.dumps import open_dump
+from kvcodec.store.stats import VectorCounts
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+MARK = "<!-- {}bounds: written by bench/bounds.py -->"
+SINKS = 4
+COLUMNS = ("bound", "text", "vectors", "worst", "codes", "INT4", "raw", "not in groups", "bytes a vector")
+
+
+class Held(NamedTuple):
+    """Vectors of a text that were compared, how many of them miss the bound, and the greatest error over its bound."""
+
+    vectors: int
+    missed: int
+    worst: float
+
+
+class Row(NamedTuple):
+    """One text and one bound. kept: vectors in groups, by kind. coded_bytes: of these."""
+
+    bound: float
+    text: str
+    held: Held
+    kept: VectorCounts
+    coded_bytes: int
+
+
+def measure(path: Path, own: DictionarySet, bound: float, atoms: int, threads: int) -> Row:
+    """Write the log, read it, compare."""
+    spec = f"dict/s{atoms}/c6/ef/max{bound:g}"
+    with tempfile.TemporaryDirectory() as folder, open_dump(path) as dump:
+        log, part = Path(folder) / "a.kvlog", DumpPart(dump)
+        known = dump_model(part)
+        model = replace(known, layers=tuple(replace(layer, window=0) for layer in known.layers))
+        coding = {"k": spec, "v": spec, "residual": 0, "sinks": SINKS, "dictionary": own}
+        with kv.open(log, "w", model=model, threads=threads, **coding) as store:
+            sequence, rows = store.sequence("a"), {}
+            for layer in dump.layers:
+                rows[layer] = [dump.rows(layer, stream, 0, dump.tokens) for stream in dump.streams]
+            sequence.append_spans(dump.layers, [(0, dump.tokens)], part.rows, lambda _span: None, ahead=False)
+        with kv.open(log) as store:
+            found = [compare(rows[layer], store.sequence("a").read(layer), bound) for layer in dump.layers]
+            (stats,) = store.stats().sequences
+    assert stats.vectors is not None
+    held = Held(sum(h.vectors for h in found), sum(h.missed for h in found), max(h.worst for h in found))
+    return Row(bound, path.stem, held, stats.vectors, stats.coded_bytes)
+
+
+def compare(originals: Sequence[NDArray], decoded: Sequence[NDArray], bound: float) -> Held:
+    """Of the streams of one layer, each (tokens, heads, dim)."""
+    vectors, missed, worst = 0, 0, 0.0
+    for x, y in zip(originals, decoded, strict=True):
+        wide = x.astype(np.float64)
+        errors, limits = (np.linalg.norm(a, axis=2) for a in (y.astype(np.float64) - wide, bound * wide))
+        vectors, missed = vectors + errors.size, missed + int((errors > limits).sum())
+        worst = max(worst, float(np.max(np.divide(errors, limits, out=np.zeros_like(errors), where=limits > 0))))
+    return Held(vectors, missed, worst)
+
+
+def total(rows: Sequence[Row]) -> Row:
+    """All texts of one bound."""
+    held = Held(
+        *(sum(getattr(r.held, n) for r in rows) for n in ("vectors", "missed")), max(r.held.worst for r in rows)
+    )
+    kept = VectorCounts(*(sum(getattr(r.kept, n) for r in rows) for n in ("codes", "int4", "raw")), None)
+    return Row(rows[0].bound, "all", held, kept, sum(r.coded_bytes for r in rows))
+
+
+def cells(row: Row) -> list[str]:
+    """Of the table."""
+    kept, held = row.kept, row.held
+    groups = kept.codes + kept.int4 + kept.raw
+    counts = (kept.codes, kept.int4, kept.raw, held.vectors - groups)
+    return [
+        f"{row.bound:g}", row.text, str(held.vectors), f"{held.worst:.6f}", *map(str, counts),
+        f"{row.coded_bytes / groups:.1f}",
+    ]  # fmt: skip
+
+
+def report(rows: Sequence[Row], own: Artefact, atoms: int) -> str:
+    """Markdown."""
+    sets, trained = own.dictionaries.dictionaries, own.information["dumps"]
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for bound in dict.fromkeys(row.bound for row in rows):
+        own_rows = [row for row in rows if row.bound == bound]
+        lines += [cells(row) for row in (*own_rows, total(own_rows))]
+    sizes = ", ".join(map(str, sorted({one.size for one in sets})))
+    tokens, missed = sum(one["trained"] for one in trained), sum(row.held.missed for row in rows)
+    about = (
+        f"`dict/s{atoms}/c6/ef` with each bound, N = {sizes}, trained on {tokens} tokens of {len(trained)} other texts. K "
+        f"and V of all layers, one vector a token and head, {2 * sets[0].dim} bytes in 16 bits. {missed} of "
+        f"{sum(row.held.vectors for row in rows)} vectors miss their bound. worst: the greatest error over its bound. Not "
+        f"in groups are the first {SINKS} tokens and those that do not fill a record, which are raw."
+    )
+    return about + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Write or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dumps", nargs="+", type=Path)
+    parser.add_argument("--dictionary", type=Path, required=True)
+    parser.add_argument("--bounds", default="0.2,0.3,0.5")
+    parser.add_argument("--atoms", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--print", action="store_true")
+    options = parser.parse_args()
+    own, rows = read_artefact(options.dictionary), []
+    for bound in map(float, options.bounds.split(",")):
+        for path in options.dumps:
+            began = time.monotonic()
+            rows.append(measure(path, own.dictionaries, bound, options.atoms, options.threads))
+            print(f"{bound:g} {path.name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    text = report(rows, own, options.atoms)
+    if options.print:
+        print(text)
+    else:
+        begin, end = MARK.format(""), MARK.format("/")
+        was = RESULTS.read_text()
+        if begin not in was:
+            was += f"\n## Bounds on the error of every vector\n\n{begin}\n{end}\n"
+        before, rest = was.split(begin)
+        RESULTS.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+    sys.exit("a vector misses its bound" if any(row.held.missed for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()
