@@ -11,6 +11,7 @@ models, so that the logs keep all tokens.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -101,7 +102,7 @@ def cells(row: Row) -> list[str]:
     groups = kept.codes + kept.int4 + kept.raw
     counts = (kept.codes, kept.int4, kept.raw, held.vectors - groups)
     return [
-        f"{row.bound:g}", row.text, str(held.vectors), f"{held.worst:.6f}", *map(str, counts),
+        f"{row.bound:g}", row.text, str(held.vectors), f"{math.floor(held.worst * 1e6) / 1e6:.6f}", *map(str, counts),
         f"{row.coded_bytes / groups:.1f}",
     ]  # fmt: skip
 
@@ -114,12 +115,13 @@ def report(rows: Sequence[Row], own: Artefact, atoms: int) -> str:
         own_rows = [row for row in rows if row.bound == bound]
         lines += [cells(row) for row in (*own_rows, total(own_rows))]
     sizes = ", ".join(map(str, sorted({one.size for one in sets})))
-    tokens, missed = sum(one["trained"] for one in trained), sum(row.held.missed for row in rows)
+    texts, tokens = len(trained), sum(one["trained"] for one in trained)
+    missed = sum(row.held.missed for row in rows)
     about = (
-        f"`dict/s{atoms}/c6/ef` with each bound, N = {sizes}, trained on {tokens} tokens of {len(trained)} other texts. K "
-        f"and V of all layers, one vector a token and head, {2 * sets[0].dim} bytes in 16 bits. {missed} of "
-        f"{sum(row.held.vectors for row in rows)} vectors miss their bound. worst: the greatest error over its bound. Not "
-        f"in groups are the first {SINKS} tokens and those that do not fill a record, which are raw."
+        f"`dict/s{atoms}/c6/ef` with each bound, N = {sizes}, trained on {tokens} tokens of {texts} other texts. "
+        f"K and V of all layers, one vector a token and head, {2 * sets[0].dim} bytes in 16 bits. {missed} of "
+        f"{sum(row.held.vectors for row in rows)} vectors miss their bound. worst: the greatest error over its bound, "
+        f"rounded down. Not in groups are the first {SINKS} tokens and those that do not fill a record, which are raw."
     )
     return about + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

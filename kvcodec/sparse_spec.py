@@ -19,7 +19,8 @@ class Pursuit(StrEnum):
     """How an encoder chooses atoms. The codes do not say which it was, and no decoder asks.
 
     OMP: orthogonal matching pursuit. ORMP: the order-recursive one, which tries each atom's refit. MP: plain matching
-    pursuit with integers alone, as a processor beside the Flash could do it.
+    pursuit with integers alone, as a processor beside the Flash could do it; it measures plain errors, whatever metric
+    a dictionary has.
     """
 
     OMP = "omp"

@@ -74,8 +74,9 @@ def encode_array(
     36864
     """
     stream = _take_stream(stream)
-    if pursuit is not None and dictionary is not None:
-        dictionary = replace(dictionary, pursuit=Pursuit.parse(pursuit))
+    if pursuit is not None:
+        method = Pursuit.parse(pursuit)
+        dictionary = dictionary and replace(dictionary, pursuit=method)
     codec = codec_for(spec, stream, dictionary)
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")
