@@ -60,16 +60,14 @@ def test_omp_and_training_buy_what_the_article_leaves_behind(own):
     assert omp.attention.both < random.attention.both < article.attention.both
 
 
-@pytest.mark.parametrize("spec", ["dict/s6/c6/ef", "dict/s16/max0.5"])
-def test_a_log_errs_as_much(tmp_path, own, spec):
+def test_a_log_errs_as_much(tmp_path, own):
+    spec = "dict/s6/c6/ef"
     kv.encode(REAL, tmp_path / "log", k=spec, v=spec, dictionary=own, residual=0, sinks=4, pursuit="mp")
     row = try_codecs(REAL, [spec], dictionary=own, pursuits=["mp"]).rows[-1]
     found = compare(REAL, tmp_path / "log").attention
-    if "max" not in spec:  # else the last rows are raw in the log
-        assert (found.k_only, found.v_only, found.both) == pytest.approx(
-            (row.attention.k_only, row.attention.v_only, row.attention.both), rel=1e-9
-        )
-    assert 0 < found.both <= row.attention.both * (1 + 1e-9)
+    assert (found.k_only, found.v_only, found.both) == pytest.approx(
+        (row.attention.k_only, row.attention.v_only, row.attention.both), rel=1e-9
+    )
 
 
 def test_what_cannot_be_tried_is_said(tmp_path, own):
@@ -108,7 +106,6 @@ def test_the_command(tmp_path, own):
     assert "need OTHER" in invoke(*arguments, "--max-error", 0.1, code=2).stderr
     assert "leave OTHER out" in invoke("diff", REAL, REAL, "--codec", "int4", code=2).stderr
     assert "lars" in invoke("diff", REAL, "--dictionary", path, "--pursuit", "lars", code=2).stderr
-    assert invoke(*arguments, "--quiet").stdout == ""
 
 
 def test_rows_without_queries_and_of_float32(tmp_path):
