@@ -9,12 +9,14 @@ import pytest
 import kvcodec as kv
 from kvcodec.bulk.compare import compare
 from kvcodec.bulk.trial import try_codecs
+from kvcodec.bulk.trial_coder import SpecCoder
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.dictionary import baseline
 from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dumps import create_dump, open_dump
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import StreamId, Transform
+from kvcodec.layout import StreamId
 from tests.test_bulk import REAL
 from tests.test_cli import invoke
 
@@ -83,9 +85,18 @@ def test_what_cannot_be_tried_is_said(tmp_path, own):
     uses = tuple((layer, stream) for layer in (5, 8, 17) for stream in KV)
     with pytest.raises(ShapeError, match="256 channels, its dictionary's atoms have 8"):
         try_codecs(REAL, dictionary=DictionarySet((Dictionary(narrow, uses),)))
-    turned = DictionarySet((Dictionary(np.ones((3, 256), np.int8), uses, transform=Transform.PRE_ROPE),))
-    with pytest.raises(SpecError, match="of keys before their rotary embedding"):
-        try_codecs(REAL, dictionary=turned)
+
+
+@pytest.mark.parametrize("spec", ["dict/s4", "dict/s4/max0.9"])
+def test_rows_are_tried_at_their_positions(spec):
+    """Over a dictionary of keys from before their rotary embedding."""
+    rng = np.random.default_rng(0)
+    atoms = rng.integers(-127, 128, (50, 16)).astype(np.int8)
+    own = DictionarySet((Dictionary(atoms, ((0, StreamId.K),), rotation=Rotation.of_base(100.0, 16)),))
+    rows, coder = rng.standard_normal((200, 2, 16)).astype(np.float32), SpecCoder(spec, own)
+    whole = coder.code(rows, 0, StreamId.K, 0).rows
+    assert np.array_equal(coder.code(rows[64:], 0, StreamId.K, 64).rows, whole[64:])
+    assert not np.array_equal(coder.code(rows[64:], 0, StreamId.K, 0).rows, whole[64:])
 
 
 def test_the_command(tmp_path, own):

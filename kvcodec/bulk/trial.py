@@ -153,7 +153,7 @@ def _try(dump: Dump, coder: Coder, layers: Sequence[int], sinks: int, tell: Call
             parts = [dump.rows(layer, stream, 0, sinks).astype(np.float32)]
             for start, stop in token_chunks(dump.tokens - sinks, _WORK * 2 * heads * dim):
                 rows = dump.rows(layer, stream, sinks + start, sinks + stop)
-                coded = coder.code(rows, layer, stream)
+                coded = coder.code(rows, layer, stream, sinks + start)
                 errors[stream].add(rows.reshape(-1, 1, 1), coded.rows.reshape(-1, 1, 1))
                 nbytes, vectors = nbytes + coded.nbytes, vectors + heads * len(rows)
                 parts += [coded.rows] if queries else []

@@ -15,7 +15,7 @@ from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.sparse import widen
 from kvcodec.dictionary import baseline
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import DtypeId, StreamId, Transform
+from kvcodec.layout import DtypeId, StreamId
 from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
 
@@ -41,8 +41,8 @@ class Coder(Protocol):
         """Raise SpecError, ShapeError where it cannot code K and V of so many channels."""
         ...
 
-    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:
-        """Rows (tokens, heads, dim) of bfloat16, float16 or float32. Raises NonFiniteError."""
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
+        """Rows (tokens, heads, dim) of bfloat16, float16 or float32 from token `first` on. Raises NonFiniteError."""
         ...
 
 
@@ -54,7 +54,7 @@ class ArticleCoder:
     def check(self, layer: int, *dims: int) -> None:
         """Any will do."""
 
-    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:  # noqa: ARG002
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:  # noqa: ARG002
         """See `Coder`."""
         codebook = _codebook(rows.shape[2])
         codes = baseline.encode_vectors(rows.reshape(-1, rows.shape[2]).astype(np.float32), codebook)
@@ -81,19 +81,17 @@ class SpecCoder:
         if found is None:
             known = ",".join(map(str, sorted({layer for layer, _ in self._own.uses()})))
             raise SpecError(f"{where}: no dictionary for it; choose layers of {known} (--layers)")
-        if found.transform != Transform.NONE:
-            raise SpecError(f"{where}: its dictionary is of keys before their rotary embedding")
         if found.dim != dim:
             raise ShapeError(f"{where}: {dim} channels, its dictionary's atoms have {found.dim}")
         return found
 
-    def code(self, rows: NDArray[Any], layer: int, stream: StreamId) -> TrialRows:
+    def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
         """See `Coder`."""
         dictionary = self.dictionary(layer, stream, rows.shape[2])
         if self._spec.sparse is not None and self._spec.sparse.bounded:
             assert dictionary is not None
-            return _code_bounded(BoundedCodec(self._spec, dictionary), rows)
-        coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary)
+            return _code_bounded(BoundedCodec(self._spec, dictionary, first), rows)
+        coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary, first=first)
         return TrialRows(decode_array(coded).astype(np.float32), coded.nbytes)
 
 
@@ -127,4 +125,5 @@ def _code_bounded(codec: BoundedCodec, rows: NDArray[Any]) -> TrialRows:
         for record in codec.encode_records(part, dtype, tokens) if tokens else ():
             nbytes += len(record.mixed.join())
             parts.append(widen(codec.decode_record(record, tokens, dtype), dtype))
+            codec = codec.at(codec.first + tokens)
     return TrialRows(np.concatenate(parts) if parts else np.zeros(rows.shape, np.float32), nbytes)

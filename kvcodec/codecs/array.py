@@ -26,7 +26,8 @@ _DTYPES: dict[DtypeId, np.dtype[Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class EncodedArray:
-    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codec `dict`.
+    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codec `dict`. first: position of the
+    first token, which matters for keys that are coded as they were before their rotary embedding.
 
     full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
     bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
@@ -42,6 +43,7 @@ class EncodedArray:
     tail: NDArray[np.uint8]
     errors: NDArray[np.uint16]
     dictionary: Dictionary | None = None
+    first: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -62,12 +64,13 @@ def encode_array(
     dtype: DTypeLike | None = None,
     dictionary: Dictionary | None = None,
     pursuit: str | Pursuit | None = None,
+    first: int = 0,
 ) -> EncodedArray:
-    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary. Its first row
-    stands at position 0.
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
-    pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given.
+    pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given. first: position of the first row,
+    where keys are coded as they were before their rotary embedding.
     Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
 
     >>> encode_array(np.zeros((64, 8, 128), np.float16), "int4/channel/g64").nbytes
@@ -87,10 +90,12 @@ def encode_array(
         raise NonFiniteError(None, stream.name.lower(), *bad)
     tokens, heads, dim = rows.shape
     split = tokens - tokens % codec.token_group
-    full = codec.encode(rows[:split], dtype_id, codec.token_group, alike=True)
-    rest = codec.at(split).encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
+    full = codec.at(first).encode(rows[:split], dtype_id, codec.token_group, alike=True)
+    rest = codec.at(first + split).encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
     errors = np.concatenate([full.errors, rest.errors])
-    return EncodedArray(codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary)
+    return EncodedArray(
+        codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary, first
+    )
 
 
 def decode_array(
@@ -147,7 +152,7 @@ def _decode_into(
     parts = []
     for run in np.split(records, np.flatnonzero(np.diff(records) > 1) + 1):
         first, last = int(run[0]), int(run[-1]) + 1
-        own = codec.at(offset + first * record_tokens)
+        own = codec.at(encoded.first + offset + first * record_tokens)
         parts.append(own.decode(body[first:last], *arguments, as_float32=out.dtype == np.float32, out=place))
     if place is None:
         at = np.searchsorted(records, wanted // record_tokens) * record_tokens + wanted % record_tokens

@@ -131,7 +131,7 @@ class BoundedCodec(SparseCodec):
 
     def _with(self, spec: CodecSpec) -> BoundedCodec:
         """The codec of the same rows with another number of atoms."""
-        return BoundedCodec(spec, self._rows.dictionary, int(self._rows.positions(1)[0]))
+        return BoundedCodec(spec, self._rows.dictionary, self.first)
 
     def _meet(self, part: NDArray[np.uint16], dtype: DtypeId, positions: NDArray[np.int64]) -> _Met:
         """Vectors of rows (tokens, heads, d) both ways."""

@@ -40,7 +40,7 @@ class SparseRows:
         if spec.sparse.size not in (0, dictionary.size):
             raise SpecError(f"{spec} is for {spec.sparse.size} atoms, the dictionary has {dictionary.size}")
         self.codes = replace(spec.sparse, size=dictionary.size)
-        self.spec, self.dictionary, self._first = replace(spec, sparse=self.codes), dictionary, first
+        self.spec, self.dictionary, self.first = replace(spec, sparse=self.codes), dictionary, first
 
     def at(self, first: int) -> Self:
         """See `RowCodec`."""
@@ -93,7 +93,7 @@ class SparseRows:
 
     def positions(self, tokens: int) -> NDArray[np.int64]:
         """int64 (tokens,): where the tokens of rows stand in their sequence."""
-        return self._first + np.arange(tokens)
+        return self.first + np.arange(tokens)
 
     def turn(self, rows: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Rebuilt rows (n, ..., dim) as the model has them at positions (n,)."""
@@ -141,6 +141,11 @@ class SparseCodec:
     def __init__(self, spec: CodecSpec, dictionary: Dictionary, first: int = 0) -> None:
         self._rows = SparseRows(spec, dictionary, first)
         self.spec, self.token_group = self._rows.spec, spec.group
+
+    @property
+    def first(self) -> int:
+        """Position of the first row."""
+        return self._rows.first
 
     def at(self, first: int) -> Self:
         """See `Codec`."""
