@@ -86,6 +86,18 @@ class SparseCodes:
         """Bytes of indices and coefficients of one vector."""
         return self.index_bytes + -(-self.atoms * self.bits // 8)
 
+    def first_bytes(self, low: int) -> int:
+        """Bytes of the indices of a vector's first `low` atoms. Raises SpecError where they cannot be read alone."""
+        if low >= self.atoms:
+            return self.index_bytes
+        if not self.sets:
+            return 2 * low
+        if low != self.low:
+            raise SpecError(
+                f"sets of {self} cannot be read for their first {low} atoms: want low{low} in the spec, or u16"
+            )
+        return set_bytes(self.size, low)
+
     @property
     def row_bytes(self) -> int:
         """Bytes of one vector: its scale, indices and coefficients. N = 1024, s8/c6/ef: 17."""

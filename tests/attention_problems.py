@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import mmap
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -13,7 +15,7 @@ import numpy as np
 
 from tests import attention_whole
 from tests.attention_twin import PART_BITS, quantize_mean, quantize_queries
-from tests.attention_whole import Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head
+from tests.attention_whole import MOST, Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head
 
 SUBNORMAL, NORMAL, EXTREME = "subnormal", "normal", "extreme"
 
@@ -212,16 +214,48 @@ def make_problem(
     return problem._replace(scale=choose_scale(problem, spread))
 
 
-def solve(problem):
-    """[[exponent, sum, exponent], outputs] of each query head, by the twins."""
+def heads_of(problem):
+    """(streams, query) of each query head, as the twins have them."""
     scored = [dim for dim, scored, _, _ in problem.uses if scored]
-    states = []
     for h, q in enumerate(problem.q):
-        query = Query(*quantize_queries(q, scored, problem.scale), problem.width)
         streams = [stream[h * len(stream) // len(problem.q)] for stream in problem.heads]
-        uses = [(scored, valued) for _, scored, valued, _ in problem.uses]
-        states.append(attention_whole.attend(streams, uses, problem.ranges, query))
+        yield streams, Query(*quantize_queries(q, scored, problem.scale), problem.width)
+
+
+def solve(problem, tiers=None):
+    """[[exponent, sum, exponent], outputs] of each query head, by the twins."""
+    uses = [(scored, valued) for _, scored, valued, _ in problem.uses]
+    top, low = (None, MOST) if tiers is None else (choose_top(problem, *tiers), tiers[0])
+    states = [
+        attention_whole.attend(streams, uses, problem.ranges, query, top, low) for streams, query in heads_of(problem)
+    ]
     return [[state.integers[0], state.outputs[: problem.uses[-1][0]]] for state in states]
+
+
+def choose_top(problem, low, share):
+    """Tokens that are read in full: those without a key over a dictionary, or with no atoms beyond the first `low`, and
+    those of the share of tiles, 16 tokens of a record of the first stream, of which a query head likes a token best.
+    """
+    logits, tiles, top = [], {}, set()
+    scored = [n for n, use in enumerate(problem.uses) if use[1]]
+    for streams, query in heads_of(problem):
+        own = [streams[n] for n in scored]
+        logits.append(attention_whole.score_strips(own, problem.ranges, query, low))
+    liked = [max(column) for column in zip(*([x - max(row) for x in row] for row in logits if row), strict=True)]
+    streams, _ = next(heads_of(problem))
+    tokens = [t for span in problem.ranges for t in range(*span)]
+    for token, number in zip(tokens, liked, strict=True):
+        pieces = [next((n, p) for n, p in enumerate(ps) if p.first <= token < p.end) for ps in streams]
+        keyed = any(isinstance(pieces[n][1].record, Sparse) for n in scored)
+        records = [p.record for _, p in pieces if isinstance(p.record, Sparse)]
+        if keyed and any(record.codes.shape[1] > low for record in records):
+            n, piece = pieces[0]
+            tiles.setdefault((n, (piece.start + token - piece.first) // 16), []).append((token, number))
+        else:
+            top.add(token)
+    order = sorted(tiles.values(), key=lambda tile: -max(number for _, number in tile))  # stable: the older one first
+    chosen = order[: math.ceil(Fraction(str(share)) * len(order))]
+    return top | {token for tile in chosen for token, _ in tile}
 
 
 # -- the same through kvcodec ----------------------------------------------------------------------------------------
@@ -302,11 +336,12 @@ def lay(pieces, use, forms, kept, hold_, dictionaries):
     return Spans(*map(np.ascontiguousarray, columns))
 
 
-def run(problem, threads=1, hold_=hold):
+def run(problem, threads=1, hold_=hold, tiers=None):
     """What `solve` gives, and the states, by kvcodec."""
     from kvcodec.attention.query import quantize_queries as quantize
-    from kvcodec.attention.run import StreamUse, Task, attend
+    from kvcodec.attention.run import StreamUse, Task
     from kvcodec.attention.strips import cut_strips
+    from kvcodec.attention.tiers import prepare, take_tiers
 
     forms: list[Any] = []
     kept: list[Any] = []
@@ -317,7 +352,8 @@ def run(problem, threads=1, hold_=hold):
     strips = cut_strips(spans, np.array(problem.ranges, np.int64).reshape(-1, 2))
     queries = quantize(problem.q[None], tuple(dim for dim, scored, _, _ in problem.uses if scored), problem.scale)
     uses = tuple(StreamUse(*use) for use in problem.uses)
-    (state,) = attend(Task(queries, [strips], uses, forms, len(problem.heads[0]), problem.width), threads=threads)
+    task = Task(queries, [strips], uses, forms, len(problem.heads[0]), problem.width)
+    (state,) = prepare(task, tiers and take_tiers(tiers, []), threads=threads).run()
     return [[s, o] for s, o in zip(state.states.tolist(), state.outputs.tolist(), strict=True)], state
 
 
@@ -325,7 +361,7 @@ def score(problem):
     """Logits of each query head, of the first stream alone: by kvcodec and by the twin."""
     from kvcodec.attention.dictionaries import Products, used_dictionaries
     from kvcodec.attention.query import quantize_queries as quantize
-    from kvcodec.attention.strips import cut_strips
+    from kvcodec.attention.strips import cut_strips, form_table
     from kvcodec.kernels.attend import score_strips
     from kvcodec.kernels.forms import scratch_bytes
     from kvcodec.kernels.lookup import make_tables
@@ -335,7 +371,7 @@ def score(problem):
     spans = lay(problem.heads[0], problem.uses[0], forms, kept, hold, made)
     strips = cut_strips([spans], np.array(problem.ranges, np.int64).reshape(-1, 2))
     queries = quantize(problem.q[None, :, :dim], (dim,), problem.scale)
-    tables = np.array(forms, np.int64), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
+    tables = form_table(forms), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
     per_head, widest = len(problem.q) // len(problem.heads[0]), pad(dim, 16)
     products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, len(problem.heads[0]))
     make_tables(products.jobs, *queries, np.empty(products.work_bytes, np.uint8))

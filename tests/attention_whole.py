@@ -40,6 +40,7 @@ from tests.attention_twin import (
 
 SEGMENT = 256  # channels of a stream that are scored together
 CHUNK = 64  # strips whose state is merged as one
+MOST = 32  # atoms of a row
 
 
 class Record(NamedTuple):
@@ -266,13 +267,16 @@ def find_block(pieces, token):
     return n, (pieces[n].start + token - pieces[n].first) // 64
 
 
-def cut_strips(streams, tokens):
-    """Runs of ascending tokens that lie in one block of 64 tokens of one piece of each stream, first and end."""
+def cut_strips(streams, tokens, top=()):
+    """Runs of ascending tokens that lie in one block of 64 tokens of one piece of each stream, and of which all are in
+    `top` or none, first and end.
+    """
     strips, last = [], None
     for t in tokens:
         blocks = [
             next((n, (p.start + t - p.first) // 64) for n, p in enumerate(ps) if p.first <= t < p.end) for ps in streams
         ]
+        blocks.append(t in top)
         if strips and (t, blocks) == (strips[-1][1], last):
             strips[-1][1] += 1
         else:
@@ -281,40 +285,52 @@ def cut_strips(streams, tokens):
     return strips
 
 
-def cut_ranges(streams, ranges):
+def cut_ranges(streams, ranges, top=()):
     """`cut_strips` of ranges of tokens that stay apart."""
-    return [strip for first, end in ranges for strip in cut_strips(streams, range(first, end))]
+    return [strip for first, end in ranges for strip in cut_strips(streams, range(first, end), top)]
 
 
-def find_places(streams, uses, token):
-    """Where a token lies, as attend_strip wants it."""
+def take_first(record, low):
+    """A record without all but the first `low` atoms of its rows, if it has atoms."""
+    if not isinstance(record, Sparse):
+        return record
+    return record._replace(indices=record.indices[:, :low], codes=record.codes[:, :low])
+
+
+def find_places(streams, uses, token, low=MOST):
+    """Where a token lies, as attend_strip wants it, and the first `low` atoms of what is there."""
     places, at = [], 0
     for pieces, (scored, valued) in zip(streams, uses, strict=True):
         piece = next(p for p in pieces if p.first <= token < p.end)
-        places.append((piece.record, piece.start + token - piece.first, scored, valued, at))
+        places.append((take_first(piece.record, low), piece.start + token - piece.first, scored, valued, at))
         at += channels_of(piece.record) if scored else 0
     return places
 
 
-def attend(streams, uses, ranges, query):
-    """State of one query head. streams: the pieces of each; uses: (scored, valued) of each, the valued one last."""
+def attend(streams, uses, ranges, query, top=None, low=MOST):
+    """State of one query head. streams: the pieces of each; uses: (scored, valued) of each, the valued one last.
+
+    top: tokens that are read in full; of all others the first `low` atoms are. None: all are read in full.
+    """
     width = channels_of(streams[-1][0].record) if streams[-1] else 0
-    state, strips = State(width), cut_ranges(streams, ranges)
+    top = {t for span in ranges for t in range(*span)} if top is None else top
+    state, strips = State(width), cut_ranges(streams, ranges, top)
     for n in range(0, len(strips), CHUNK):
         chunk, held = State(width), None
         for first, end in strips[n : n + CHUNK]:
-            held = attend_strip(end - first, find_places(streams, uses, first), query, chunk, held)
+            places = find_places(streams, uses, first, MOST if first in top else low)
+            held = attend_strip(end - first, places, query, chunk, held)
         empty_held(held, chunk)
         merge_state(state, chunk)
     return state
 
 
-def score_strips(streams, ranges, query):
-    """Logits of one query head, all streams scored."""
+def score_strips(streams, ranges, query, low=MOST):
+    """Logits of one query head, all streams scored, of the first `low` atoms."""
     logits = []
     for first, end in cut_ranges(streams, ranges):
         own = [0] * (end - first)
-        for record, start, _, _, at in find_places(streams, [(True, False)] * len(streams), first):
+        for record, start, _, _, at in find_places(streams, [(True, False)] * len(streams), first, low):
             score_strip(record, start, end - first, query._replace(numbers=query.numbers[at:]), own)
         logits += own
     return logits

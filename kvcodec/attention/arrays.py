@@ -14,7 +14,8 @@ from kvcodec.attention.dictionaries import Products, used_dictionaries
 from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
 from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
-from kvcodec.attention.strips import Form, Spans, cut_strips, form_of
+from kvcodec.attention.strips import Form, Spans, cut_strips, form_of, form_table
+from kvcodec.attention.tiers import Tiered, prepare, take_tiers
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
 from kvcodec.codecs.codec import take_body, take_out
 from kvcodec.errors import ShapeError, SpecError
@@ -26,12 +27,12 @@ _NATS = math.log(2) / 65536  # of a unit of a logit
 @overload
 def attend_arrays(
     q: NDArray[Any], k: EncodedArray, v: EncodedArray, *, scale: float | None = ..., query_bits: int = ...,
-    return_state: Literal[False] = ...,
+    tiers: tuple[int, float] | None = ..., return_state: Literal[False] = ...,
 ) -> NDArray[np.float32]: ...  # fmt: skip
 @overload
 def attend_arrays(
     q: NDArray[Any], k: EncodedArray, v: EncodedArray, *, scale: float | None = ..., query_bits: int = ...,
-    return_state: Literal[True],
+    tiers: tuple[int, float] | None = ..., return_state: Literal[True],
 ) -> tuple[NDArray[np.float32], AttentionState]: ...  # fmt: skip
 def attend_arrays(
     q: NDArray[Any],
@@ -40,16 +41,19 @@ def attend_arrays(
     *,
     scale: float | None = None,
     query_bits: int = 16,
+    tiers: tuple[int, float] | None = None,
     return_state: bool = False,
 ) -> Any:
     """Decode attention of one query position, (heads, dim) float32, on encoded keys and values with integers alone.
 
     q: (heads, k's dim), a multiple of k's heads, of which those that follow each other share a KV head. k: encoded as
     stream "k"; v: as stream "v". scale: of the logits, 1 / sqrt(dim) unless given. query_bits: 16, or 8 for the fast
-    and coarse mode (outputs off by percents). return_state: also the state, which merges with that of other tokens.
+    and coarse mode (outputs off by percents). tiers: (low, share), such as (3, 0.1): of codes over a dictionary the
+    first `low` atoms are read, and all atoms of that share of the tiles of 16 tokens, those that query heads like best
+    by their first atoms. return_state: also the state, which merges with that of other tokens.
     Raises ShapeError, DtypeError, NonFiniteError, SpecError.
     """
-    (state,) = prepare_arrays(q, k, v, scale=scale, query_bits=query_bits).run()
+    (state,) = prepare_arrays(q, k, v, scale=scale, query_bits=query_bits, tiers=tiers).run()
     return (state.output(), state) if return_state else state.output()
 
 
@@ -60,21 +64,23 @@ def prepare_arrays(
     *,
     scale: float | None = None,
     query_bits: int = 16,
+    tiers: tuple[int, float] | None = None,
     threads: int = 1,
     pool: Executor | None = None,
-) -> Prepared:
+) -> Prepared | Tiered:
     """What attend_arrays runs, for those who run it more than once."""
     check_bits(query_bits)
     if k.tokens != v.tokens or k.heads != v.heads:
         raise ShapeError(f"k is {k.tokens} x {k.heads}, v {v.tokens} x {v.heads}: want the same tokens and heads")
     if k.stream == StreamId.V or v.stream != StreamId.V:
         raise SpecError(f"k is of stream {k.stream.name.lower()}, v of {v.stream.name.lower()}: want k and v")
+    taken = None if tiers is None else take_tiers(tiers, [e.spec.sparse for e in (k, v) if e.spec.sparse is not None])
     forms: list[Form] = []
     kept: list[object] = []
     spans = [_spans(_pad_rows(e), forms, kept) for e in (k, v)]
     uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
     task = Task(_quantize(q, k, scale), [_cut(spans, k.tokens)], uses, forms, k.heads, query_bits, kept)
-    return Prepared(task, threads=threads, pool=pool)
+    return prepare(task, taken, threads=threads, pool=pool)
 
 
 def score_arrays(
@@ -102,7 +108,7 @@ class Scores:
         queries = _quantize(q, k, scale)
         numbers, shifts, factors = (array[0] for array in queries)
         dim, strips = align(k.dim, TILE_LANES), _cut(spans, k.tokens)
-        tables = np.array(forms, np.int64).reshape(-1, len(Form._fields)), np.array([[dim, 0, 1, 0, 1]], np.int64)
+        tables = form_table(forms), np.array([[dim, 0, 1, 0, 1]], np.int64)
         products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, k.heads)
         work, memory = (take_out(None, (n,), np.uint8) for n in (products.work_bytes, scratch_bytes(dim, 1)))
         self._logits = np.empty((len(numbers), k.tokens), np.int32)

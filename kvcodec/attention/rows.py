@@ -62,10 +62,10 @@ class Found:
             self.add_body(first, first + tokens, laid.body[0], form, 0)
 
     def add_body(self, first: int, end: int, body: NDArray[np.uint8], form: Form, start: int) -> None:
-        """The heads of a GROUP record in memory, (heads, bytes), of codes: see `add`."""
+        """The heads of a GROUP record that was copied into memory, (heads, bytes), of codes: see `add`."""
         body = np.ascontiguousarray(body)
         self.kept.append(body)
-        self.add(first, end, body.ctypes.data, form, start)
+        self.add(first, end, body.ctypes.data, form._replace(copied=1), start)
 
     def take(self, other: Found) -> None:
         """What another one has."""

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from kvcodec.attention.dictionaries import Products, bucket_room, used_dictionaries
 from kvcodec.attention.query import Queries
 from kvcodec.attention.state import AttentionState
-from kvcodec.attention.strips import Form
+from kvcodec.attention.strips import Form, form_table
 from kvcodec.codecs.codec import take_out
 from kvcodec.layout import TILE_LANES, align
 
 CHUNK = 64  # strips: 4,096 tokens where they are whole; states are merged in this order whatever the threads
 _WAVE_BYTES = 64 << 20  # of outputs that wait to be merged
+_MANY = 1 << 32  # more tokens than a strip has
 
 
 class StreamUse(NamedTuple):
@@ -35,7 +36,7 @@ class Task(NamedTuple):
     """Attention of several queries, each over its own strips, on streams of one shape.
 
     strips: one table for each query. uses: of the streams, the one with the values last. forms: the rows that strips
-    name. kept: what the strips' addresses point into.
+    name. kept: what the strips' addresses point into. read: strips that say what is read, where that is not these.
     """
 
     queries: Queries
@@ -45,9 +46,20 @@ class Task(NamedTuple):
     kv_heads: int
     query_bits: int
     kept: object = None
+    read: list[NDArray[np.int64]] | None = None
+
+    @property
+    def per_head(self) -> int:
+        """Query heads of a KV head."""
+        return int(self.queries.numbers.shape[1]) // self.kv_heads
+
+    @property
+    def widest(self) -> int:
+        """Channels of a stream at most, padded."""
+        return max(align(use.dim, TILE_LANES) for use in self.uses)
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
     """What one thread works in: for strips, for values over a dictionary, for tables of products."""
 
     scratch: NDArray[np.uint8]
@@ -55,55 +67,26 @@ class _Memory(NamedTuple):
     work: NDArray[np.uint8]
 
 
-def attend(task: Task, *, threads: int = 1, pool: Executor | None = None) -> list[AttentionState]:
-    """States of each query. pool: runs all parts of the work but one, which the caller does; numba is imported here."""
-    return Prepared(task, threads=threads, pool=pool).run()
+class Crew:
+    """As many threads, each with memory of its own. pool: runs all parts of the work but one, which the caller does."""
 
-
-class Prepared:
-    """Attention with all its tables made: `run` may be called again and again, by one thread at a time."""
-
-    def __init__(self, task: Task, *, threads: int = 1, pool: Executor | None = None) -> None:
-        from kvcodec.kernels import attend as kernels
+    def __init__(self, task: Task, products: Products, *, room: int, threads: int, pool: Executor | None) -> None:
         from kvcodec.kernels.forms import scratch_bytes
         from kvcodec.kernels.lookup import make_tables
-        from kvcodec.kernels.softmax import EMPTY
 
-        self._kernels, self._make_tables, self._task, self._pool = kernels, make_tables, task, pool
-        count, heads, _ = task.queries.numbers.shape
-        dim = align(task.uses[-1].dim, TILE_LANES)
-        chunks = _cut_chunks(task.strips)
-        wave = max(1, _WAVE_BYTES // (8 * heads * dim))
-        self._states = np.full((count + min(wave, len(chunks)), heads, 3), (EMPTY, 0, EMPTY), np.int64)
-        self._outputs = np.zeros((len(self._states), heads, dim), np.int64)
-        self._waves = [
-            _Wave.of(chunks[n : n + wave], task.kv_heads, count, threads) for n in range(0, len(chunks), wave)
-        ]
-        per_head = heads // task.kv_heads
-        widest = max(align(use.dim, TILE_LANES) for use in task.uses)
-        strips, forms, streams = _tables(task)
-        used = used_dictionaries(strips, forms, len(streams))
-        scored = used * streams[:, 2:3]
-        self._products = Products(scored, streams[:, 1].tolist(), task.queries, task.kv_heads)
-        self._jobs = np.array_split(self._products.jobs, max(1, threads)) if len(self._products.jobs) else []
-        self._given = strips, forms, streams, self._products.lookups, *task.queries, task.query_bits, per_head, widest
-        self._counts = {n: (int(t[:, 0].sum()), count_bytes(task, t)) for n, t in enumerate(task.strips)}
-        size = scratch_bytes(widest, len(task.uses))
-        room = bucket_room(used[-1], per_head)
-        sizes = size, room, self._products.work_bytes
-        self._memories = [_Memory(*(take_out(None, (n,), np.uint8) for n in sizes)) for _ in range(max(1, threads))]
+        self.threads, self._pool, self._make_tables = max(1, threads), pool, make_tables
+        sizes = scratch_bytes(task.widest, len(task.uses)), room, products.work_bytes
+        self._memories = [Memory(*(take_out(None, (n,), np.uint8) for n in sizes)) for _ in range(self.threads)]
+        self._queries, self._products = task.queries, products
+        self._jobs = np.array_split(products.jobs, self.threads) if len(products.jobs) else []
 
-    def run(self) -> list[AttentionState]:
-        """States of each query."""
+    def multiply(self) -> None:
+        """Make the tables of products."""
         if self._jobs:
-            self._run_parts(self._multiply, self._jobs)
-        for wave in self._waves:
-            self._run_parts(self._attend, wave.parts)
-            self._kernels.merge_slots(wave.slots, self._states, self._outputs)
-        dim, counts = self._task.uses[-1].dim, self._counts
-        return [AttentionState(self._states[n].copy(), self._outputs[n, :, :dim].copy(), *counts[n]) for n in counts]
+            self.run(lambda jobs, memory: self._make_tables(jobs, *self._queries, memory.work), self._jobs)
 
-    def _run_parts(self, work: Callable[[NDArray[np.int64], _Memory], None], parts: list[NDArray[np.int64]]) -> None:
+    def run(self, work: Callable[[NDArray[np.int64], Memory], None], parts: list[NDArray[np.int64]]) -> None:
+        """Do `work` on each part; there are at most as many as threads."""
         if self._pool is None:
             for part in parts:
                 work(part, self._memories[0])
@@ -118,10 +101,52 @@ class Prepared:
         for other in others:
             other.result()
 
-    def _multiply(self, jobs: NDArray[np.int64], memory: _Memory) -> None:
-        self._make_tables(jobs, *self._task.queries, memory.work)
 
-    def _attend(self, items: NDArray[np.int64], memory: _Memory) -> None:
+class Prepared:
+    """Attention with all its tables made: `run` may be called again and again, by one thread at a time.
+
+    products: of the queries with dictionaries, if their tables have been made already.
+    """
+
+    def __init__(
+        self, task: Task, *, threads: int = 1, pool: Executor | None = None, products: Products | None = None
+    ) -> None:
+        from kvcodec.kernels import attend as kernels
+        from kvcodec.kernels.softmax import EMPTY
+
+        self._kernels, self._task, self._made = kernels, task, products is not None
+        count, heads, _ = task.queries.numbers.shape
+        dim = align(task.uses[-1].dim, TILE_LANES)
+        chunks = cut_chunks(task.strips)
+        wave = max(1, _WAVE_BYTES // (8 * heads * dim))
+        self._states = np.full((count + min(wave, len(chunks)), heads, 3), (EMPTY, 0, EMPTY), np.int64)
+        self._outputs = np.zeros((len(self._states), heads, dim), np.int64)
+        self._waves = [
+            Wave.of(chunks[n : n + wave], task.kv_heads, count, threads) for n in range(0, len(chunks), wave)
+        ]
+        strips, forms, streams = tables_of(task)
+        used = used_dictionaries(strips, forms, len(streams))
+        self._products = products or products_of(task, used, streams)
+        rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
+        self._given = strips, forms, streams, *rest
+        self._counts = [(int(t[:, 0].sum()), count_bytes(task, t)) for t in task.read or task.strips]
+        room = bucket_room(used[-1], task.per_head)
+        self._crew = Crew(task, self._products, room=room, threads=threads, pool=pool)
+
+    def run(self) -> list[AttentionState]:
+        """States of each query."""
+        if not self._made:
+            self._crew.multiply()
+        for wave in self._waves:
+            self._crew.run(self._attend, wave.parts)
+            self._kernels.merge_slots(wave.slots, self._states, self._outputs)
+        dim = self._task.uses[-1].dim
+        return [
+            AttentionState(self._states[n].copy(), self._outputs[n, :, :dim].copy(), *counted)
+            for n, counted in enumerate(self._counts)
+        ]
+
+    def _attend(self, items: NDArray[np.int64], memory: Memory) -> None:
         self._kernels.attend_items(items, *self._given, *memory[:2], self._states, self._outputs)
 
 
@@ -134,7 +159,8 @@ class _Chunk(NamedTuple):
     new: bool
 
 
-def _cut_chunks(strips: list[NDArray[np.int64]]) -> list[_Chunk]:
+def cut_chunks(strips: list[NDArray[np.int64]]) -> list[_Chunk]:
+    """Chunks of each query's strips."""
     chunks, begin = [], 0
     for query, table in enumerate(strips):
         end = begin + len(table)
@@ -143,7 +169,7 @@ def _cut_chunks(strips: list[NDArray[np.int64]]) -> list[_Chunk]:
     return chunks
 
 
-class _Wave(NamedTuple):
+class Wave(NamedTuple):
     """Chunks whose outputs wait together: their items, a part for each thread, and how they are merged in order.
 
     The first chunk of a query goes to the query's own slot; the others to slots behind those of all queries.
@@ -153,7 +179,7 @@ class _Wave(NamedTuple):
     slots: NDArray[np.int64]
 
     @classmethod
-    def of(cls, chunks: list[_Chunk], kv_heads: int, queries: int, threads: int) -> _Wave:
+    def of(cls, chunks: list[_Chunk], kv_heads: int, queries: int, threads: int) -> Wave:
         """Heads go apart where there are fewer than two chunks for a thread."""
         pieces = min(kv_heads, max(1, -(-2 * threads // len(chunks)))) if threads > 1 else 1
         edges = [kv_heads * n // pieces for n in range(pieces + 1)]
@@ -167,7 +193,8 @@ class _Wave(NamedTuple):
         return cls([np.ascontiguousarray(part) for part in parts], np.array(slots, np.int64).reshape(-1, 2))
 
 
-def _tables(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def tables_of(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Strips of all queries, forms and streams, as kernels take them."""
     strips = np.concatenate(task.strips) if task.strips else np.empty((0, 1 + 3 * len(task.uses)), np.int64)
     streams, at = [], 0
     for use in task.uses:
@@ -175,9 +202,14 @@ def _tables(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[n
         at += align(use.dim, TILE_LANES) if use.scored else 0
     return (
         np.ascontiguousarray(strips),
-        np.array(task.forms, np.int64).reshape(-1, len(Form._fields)),
+        form_table(task.forms),
         np.array(streams, np.int64),
     )
+
+
+def products_of(task: Task, used: NDArray[np.int64], streams: NDArray[np.int64]) -> Products:
+    """Tables of products for the dictionaries that scored streams use."""
+    return Products(used * streams[:, 2:3], streams[:, 1].tolist(), task.queries, task.kv_heads)
 
 
 def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:
@@ -185,7 +217,7 @@ def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:
     total = 0
     for n, use in enumerate(task.uses):
         dim = align(use.dim, TILE_LANES)
-        alike, times = np.unique(strips[:, [0, 3 * n + 2]], axis=0, return_counts=True)
-        for (tokens, form), number in zip(alike.tolist(), times.tolist(), strict=True):
-            total += number * task.forms[form].bytes_read(tokens, dim)
+        alike, times = np.unique(strips[:, 0] + _MANY * strips[:, 3 * n + 2], return_counts=True)
+        for one, number in zip(alike.tolist(), times.tolist(), strict=True):
+            total += number * task.forms[one // _MANY].bytes_read(one % _MANY, dim)
     return total * task.kv_heads

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.attention.dictionaries import Atoms, atoms_of
+from kvcodec.attention.dictionaries import Atoms, atoms_at, atoms_of
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.sections import scale_shape, sparse_sections
@@ -21,7 +21,9 @@ _NOTHING = np.empty(0, np.int64)
 
 
 class Form(NamedTuple):
-    """How kernels read a record: the columns of kernels.forms.Form, and what its codec is."""
+    """How kernels read a record: the columns of kernels.forms.Form, what its codec is, and whether it is a copy of one
+    in memory.
+    """
 
     bits: int
     by_channel: int
@@ -35,7 +37,9 @@ class Form(NamedTuple):
     terms: int = 0
     sets: int = 0
     low: int = 0
+    read: int = 0
     dictionary: int = 0
+    copied: int = 0
 
     def bytes_read(self, tokens: int, dim: int) -> int:
         """Bytes of one head that a strip of `tokens` tokens reads, whole tiles of them."""
@@ -43,9 +47,27 @@ class Form(NamedTuple):
             return 2 * tokens * dim
         tiles = -(-tokens // TILE_LANES) * TILE_LANES
         if self.terms:
-            return BLOCK * self.row_stride + 2 * tiles
+            return BLOCK * (self.read + -(-self.terms * self.bits // 8)) + 2 * tiles
         scales = dim * -(-tokens // self.group) if self.by_channel else tiles * -(-dim // self.group)
         return tiles * dim * self.bits // 8 + scales * (4 if self.zeros else 2)
+
+    @property
+    def coded(self) -> bool:
+        """Whether it is of codes over a dictionary, where they lie."""
+        return bool(self.terms) and not self.copied
+
+    def lowered(self, low: int) -> Form:
+        """The form of each row's first `low` atoms; the form itself where nothing is left out. Raises SpecError."""
+        if not self.coded or self.terms <= low:
+            return self
+        codes = SparseCodes(self.terms, self.bits, bool(self.sets), self.low, size=atoms_at(self.dictionary).size)
+        return self._replace(terms=low, low=0, read=codes.first_bytes(low))
+
+
+def form_table(forms: list[Form]) -> NDArray[np.int64]:
+    """Forms as kernels take them, a row each."""
+    table = np.array(forms, np.int64).reshape(-1, len(Form._fields))
+    return np.ascontiguousarray(table[:, : Form._fields.index("copied")])
 
 
 def grouped_form(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> Form:
@@ -68,9 +90,8 @@ def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms) -> Form:
     codes = codes.bound_to(atoms.size, codes.basis)
     sections = sparse_sections(tokens, codes.code_bytes)
     strides = codes.index_bytes, sections.total, codes.code_bytes
-    return Form(
-        codes.bits, 0, 0, 0, sections.metadata, *strides, 0, codes.atoms, int(codes.sets), codes.low, atoms.address
-    )
+    kept = codes.atoms, int(codes.sets), codes.low, codes.index_bytes
+    return Form(codes.bits, 0, 0, 0, sections.metadata, *strides, 0, *kept, atoms.address)
 
 
 def form_of(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvcodec.attention.arrays import Scores, prepare_arrays
 from kvcodec.attention.run import Prepared
+from kvcodec.attention.tiers import Tiered
 from kvcodec.bench.attention_data import attend, make_cache, make_codes, make_dictionary, make_values
 from kvcodec.bench.attention_peers import enter_attention, enter_scores
 from kvcodec.bench.peers import Peers
@@ -96,7 +97,7 @@ def _sparse_attention(peers: Peers, spec: str, q_heads: int, kv_heads: int, toke
 
         def check(
             name: str = name,
-            prepared: Prepared = prepared,
+            prepared: Prepared | Tiered = prepared,
             wanted: NDArray[np.float64] = wanted,
             tolerance: float = tolerance,
         ) -> None:
@@ -129,7 +130,9 @@ def _attention(peers: Peers, q_heads: int, kv_heads: int, tokens: int, bound: st
     for bits, tolerance in ((16, 5e-4), (8, 0.05)):
         prepared = prepare_arrays(data.q, k, v, query_bits=bits)
 
-        def check(prepared: Prepared = prepared, name: str = _NAMES[bits], tolerance: float = tolerance) -> None:
+        def check(
+            prepared: Prepared | Tiered = prepared, name: str = _NAMES[bits], tolerance: float = tolerance
+        ) -> None:
             require_close(name, prepared.run()[0].output(), wanted, tolerance)
 
         moved = k.nbytes + v.nbytes

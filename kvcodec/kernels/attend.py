@@ -93,11 +93,14 @@ def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -
                     row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area
                 )
         elif form.terms:
-            after = load_long(later + place) + heads[1] * form.head_stride
-            block, next_ = start >> 6, load_long(later + place + 16) >> 6
-            planes, step = head + form.codes + block * 64 * form.row_stride, 64 * form.row_stride
-            ask_for_codes(planes, step, after + form.codes + next_ * step - planes)
-            many = valued * tables.per_head
+            other = read_form(tables.forms, load_long(later + place + 8))
+            if other.terms:
+                after, next_ = (
+                    load_long(later + place) + heads[1] * other.head_stride,
+                    load_long(later + place + 16) >> 6,
+                )
+                ask_for_codes(other, after + other.codes + next_ * 64 * other.row_stride)
+            planes, many = head + form.codes + (start >> 6) * 64 * form.row_stride, valued * tables.per_head
             unpack_codes(form, planes, scored, many, scratch.rows + s * scratch.area, scratch)
 
 

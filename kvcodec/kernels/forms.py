@@ -42,7 +42,7 @@ class Form(NamedTuple):
     rows are float16, else bfloat16.
     Codes over a dictionary have `terms` atoms a row, else 0; bits are those of a coefficient, columns the bytes of the
     indices of a row and row_stride those of all of it but the scale. sets: indices are sets, of which the first `low`
-    atoms are one; dictionary: its address.
+    atoms are one; read: bytes of the indices of these terms, where a row has more; dictionary: its address.
     """
 
     bits: Any
@@ -57,6 +57,7 @@ class Form(NamedTuple):
     terms: Any
     sets: Any
     low: Any
+    read: Any
     dictionary: Any
 
 
@@ -174,4 +175,5 @@ def read_form(forms: Any, n: Any) -> Any:
         load_long(at + 80),
         load_long(at + 88),
         load_long(at + 96),
+        load_long(at + 104),
     )

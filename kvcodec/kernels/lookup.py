@@ -203,7 +203,10 @@ def score_codes(form: Any, codes: Any, head: Any, run: Any, table: Any, query: A
 
 
 @inline
-def ask_for_codes(planes: Any, size: Any, ahead: Any) -> None:
-    """Have the block of `size` bytes that lies `ahead` bytes behind this one come."""
-    for at in range(0, size, ROW):
-        prefetch(planes + at + ahead)
+def ask_for_codes(form: Any, planes: Any) -> None:
+    """Have what is read of a block of 64 tokens come."""
+    for at in range(0, ROW * form.read, ROW):
+        prefetch(planes + at)
+    behind = planes + ROW * form.columns
+    for at in range(0, ROW * ((form.terms * form.bits + 7) >> 3), ROW):
+        prefetch(behind + at)

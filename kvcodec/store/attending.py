@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from kvcodec.attention.query import quantize_queries, take_queries
 from kvcodec.attention.rows import Found
-from kvcodec.attention.run import StreamUse, Task, attend
+from kvcodec.attention.run import StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, cut_strips, tile_ranges
+from kvcodec.attention.tiers import Tiers, prepare
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, StreamId
 from kvcodec.log import located as log
@@ -100,6 +101,7 @@ def attend_places(
     *,
     scale: float | None,
     query_bits: int,
+    tiers: Tiers | None,
     threads: int,
     pool: Executor | None,
 ) -> list[AttentionState]:
@@ -120,7 +122,7 @@ def attend_places(
         except LookupError:
             raise LookupError(n) from None
     task = Task(quantize_queries(q, scored, scale), strips, uses, forms, streams[0].heads, query_bits, places)
-    return attend(task, threads=threads, pool=pool)
+    return prepare(task, tiers, threads=threads, pool=pool).run()
 
 
 def check_batch(q: Any, count: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord, ShapeError
+from kvcodec.sparse_spec import SparseCodes
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
@@ -96,6 +97,7 @@ class Readable:
         window: int | None = None,
         tokens: Any = None,
         query_bits: int = 16,
+        tiers: tuple[int, float] | None = None,
         return_state: bool = False,
     ) -> Any:
         """Decode attention of one query position, on the compressed bytes and with integers alone.
@@ -107,9 +109,11 @@ class Readable:
         scale: of the logits, 1 / sqrt(dim) unless given. The query sees the tokens that the layer holds; with window
         the newest of them; with tokens those of a slice, or whole tiles of 16 around the numbers of an array.
         query_bits: 16, or 8 for the fast and coarse mode, whose outputs are off by percents.
+        tiers: (low, share), such as (3, 0.1): of codes over a dictionary the first `low` atoms are read, and all atoms
+        of that share of the tiles of 16 tokens, those that query heads like best by their first atoms.
         Raises ShapeError, DtypeError, NonFiniteError, SpecError, CorruptRecord.
         """
-        asked = {"scale": scale, "window": window, "tokens": tokens, "query_bits": query_bits}
+        asked = {"scale": scale, "window": window, "tokens": tokens, "query_bits": query_bits, "tiers": tiers}
         (state,) = self._store.attend(layer, [self], np.asarray(q)[None], return_state=True, **asked)
         return (state.output(), state) if return_state else state.output()
 
@@ -130,6 +134,11 @@ class Readable:
             found.append(own)
             blocks += read
         return Place(found, asked, blocks)
+
+    def sparse_codes(self, layer: int) -> list[SparseCodes]:
+        """How the streams of a layer are coded over dictionaries, as far as they are."""
+        specs = [self._outgoing[layer, stream.id].policy.spec for stream in self.layer(layer).streams]
+        return [spec.sparse for spec in specs if spec.sparse is not None and not spec.sparse.bounded]
 
     def lost(self, layer: int) -> CorruptRecord:
         """The error for tokens of a layer that damage took."""

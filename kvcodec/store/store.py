@@ -273,6 +273,7 @@ class Store:
         window: int | None = None,
         tokens: Any = None,
         query_bits: int = 16,
+        tiers: tuple[int, float] | None = None,
         return_state: bool = False,
     ) -> Any:
         """Decode attention of one layer for a batch: q (sequences, query heads, dim), a query for each sequence.
@@ -281,6 +282,7 @@ class Store:
         The sequences are of this store, and their layers of one shape.
         """
         from kvcodec.attention.arrays import check_bits  # whoever only reads or writes does without attention
+        from kvcodec.attention.tiers import take_tiers
         from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
 
         check_bits(query_bits)
@@ -291,6 +293,7 @@ class Store:
         if len(layers) > 1:
             raise ShapeError(f"layer {layer} has {len(layers)} shapes in these sequences, want one")
         wide = take_layer_queries(q, layers.copy().pop())
+        taken = None if tiers is None else take_tiers(tiers, [c for s in sequences for c in s.sparse_codes(layer)])
         forms: list[Form] = []
         with self.lock:
             self.refresh()
@@ -298,8 +301,9 @@ class Store:
         try:
             shape = layers.pop()
             states = attend_places(
-                shape, places, forms, wide, scale=scale, query_bits=query_bits, threads=self._threads, pool=self._pool
-            )
+                shape, places, forms, wide, scale=scale, query_bits=query_bits, tiers=taken, threads=self._threads,
+                pool=self._pool,
+            )  # fmt: skip
         except LookupError as error:
             raise sequences[int(error.args[0])].lost(layer) from None
         except RuntimeError:  # the pool is gone

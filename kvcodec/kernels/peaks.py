@@ -1,0 +1,70 @@
+"""The greatest logits of tiles of 16 tokens: what chooses those that are read in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._lanes import greatest_lane, keep_first
+from kvcodec.kernels._simd import load_lanes, load_long, store_word
+from kvcodec.kernels.attend import Tables, align_strip, score_streams
+from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, PLACES, TOKENS, Query, cut_scratch
+from kvcodec.kernels.softmax import MASKED
+
+TILE, TILES = 16, 4  # tokens of a tile, tiles of a block
+
+
+@inline
+def store_peaks(strip: Any, logits: Any, peaks: Any) -> None:
+    """The greatest logit of each tile of the first stream's block; MASKED of one in which the strip has no token."""
+    within, tokens = load_long(strip + PLACES + 16) & 63, load_long(strip + TOKENS)
+    for tile in range(TILES):
+        first = max(np.int64(TILE * tile - within), np.int64(0))
+        count = min(np.int64(TILE * tile + TILE - within), tokens) - first
+        peak = MASKED
+        if count > 0:
+            peak = np.int32(greatest_lane(keep_first(load_lanes(logits + 4 * first), np.int32(count), MASKED)))
+        store_word(peak, peaks + 4 * tile)
+
+
+@jit
+def find_peaks(
+    items: NDArray[np.int64],
+    strips: NDArray[np.int64],
+    forms: NDArray[np.int64],
+    streams: NDArray[np.int64],
+    lookups: NDArray[np.int64],
+    numbers: NDArray[np.int32],
+    shifts: NDArray[np.int64],
+    factors: NDArray[np.int32],
+    width: Any,
+    per_head: Any,
+    widest: Any,
+    memory: NDArray[np.uint8],
+    peaks: NDArray[np.int32],
+) -> None:
+    """peaks (heads, strips, 4) of the strips of items, see store_peaks. Arguments as of attend_items; streams that are
+    scored.
+    """
+    scratch = cut_scratch(memory.ctypes.data, widest)
+    tables = Tables(
+        forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
+    )
+    row, all_heads, quads = 8 * strips.shape[1], numbers.shape[1], (per_head + 3) >> 2
+    for n in range(items.shape[0]):
+        first, last, head, end, asked = items[n, FIRST], items[n, LAST], items[n, HEAD], items[n, END], items[n, ASKED]
+        for kv_head in range(head, end):
+            for i in range(first, last):
+                strip, heads = strips.ctypes.data + row * i, (kv_head, kv_head)
+                later = strip + row if i + 1 < last else strip
+                align_strip(strip, later, heads, tables, scratch)
+                for rank in range(per_head):
+                    h = kv_head * per_head + rank
+                    place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
+                    quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
+                    query = Query(place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+                    score_streams(strip, later, heads, tables, query, scratch)
+                    store_peaks(strip, scratch.logits, peaks.ctypes.data + 4 * TILES * (h * peaks.shape[1] + i))
