@@ -54,10 +54,12 @@ def make_dictionary(atoms: int) -> Dictionary:
     return Dictionary(quantize_atoms(rows / np.linalg.norm(rows, axis=1, keepdims=True)), ((0, StreamId.K),))
 
 
-def make_codes(spec: str, dictionary: Dictionary, heads: int, tokens: int, stream: StreamId) -> EncodedArray:
+def make_codes(
+    spec: str, dictionary: Dictionary, heads: int, tokens: int, stream: StreamId, kept: int | None = None
+) -> EncodedArray:
     """Random codes over a dictionary, of vectors whose channels have a standard deviation of about 1: no pursuit.
 
-    tokens: whole records of them.
+    tokens: whole records of them. kept: atoms of a vector whose coefficients are not 0.
     """
     bound = CodecSpec.parse(spec).bound_to(dictionary.size, bytes(16))
     own, random = bound.sparse, np.random.default_rng(int(stream))
@@ -67,6 +69,7 @@ def make_codes(spec: str, dictionary: Dictionary, heads: int, tokens: int, strea
     chosen = np.argsort(random.random((block, dictionary.size), np.float32), axis=1)[:, : own.atoms]
     codes.indices[:] = np.tile(chosen, (-(-len(codes.scales) // block), 1))[: len(codes.scales)]
     codes.coefficients[:] = random.integers(-most, most + 1, codes.coefficients.shape)
+    codes.coefficients[:, own.atoms if kept is None else kept :] = 0
     length = float(np.linalg.norm(dictionary.atoms.astype(np.float64), axis=1).mean()) * most * math.sqrt(own.atoms / 3)
     scales = random.uniform(0.5, 1.5, len(codes.scales)) * math.sqrt(HEAD_DIM) / length
     codes.counts[:] = own.atoms
