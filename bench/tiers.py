@@ -166,24 +166,29 @@ def measure(work: Work, own: DictionarySet, folder: Path) -> dict[Way, list[list
 
 def report(work: Work, folder: Path) -> str:
     """The table, in Markdown."""
-    heads = ["", *(f"error, layer {n}" for n in work.layers), "beside s16", "bytes, u16", "bytes, sets"]
+    heads = ["", *(f"error, layer {n}" for n in work.layers), "beside s16", "bytes, u16", "bytes, sets", "blocks"]
     lines = [heads, ["---"] * len(heads)]
     for file in work.dictionaries:
         own = read_artefact(file).dictionaries
         (size,) = {one.size for one in own.dictionaries}
-        for way, rows in measure(work, own, folder).items():
+        found = measure(work, own, folder)
+        count = {way: float(np.mean([row[2] for row in rows])) for way, rows in found.items()}
+        for way, rows in found.items():
             table = np.array(rows).reshape(len(work.texts), len(work.layers), -1)
             errors, rest = table[:, :, 0].mean(axis=0), table.reshape(len(rows), -1).mean(axis=0)
             cells = [*(f"{e:.3f}" for e in errors), f"{rest[1]:.3f}", *(f"{b:.1f}" for b in rest[2:])]
-            lines.append([f"N = {size}, {way}", *cells])
+            few = count[way._replace(tiers=(way.tiers[0], 0))] if way.tiers else 0
+            share = f"{(count[way] - few) / (count[WHOLE] - few):.0%}" if way.tiers else ""
+            lines.append([f"N = {size}, {way}", *cells, share])
     with open_dump(work.texts[0]) as dump:
         dim = dump.shape(work.layers[0], StreamId.K)[2]
     about = (
         f"K and V of {', '.join(text.stem for text in work.texts)}, {dim} channels, coefficients of {BITS} bits; "
         f"{SINKS} sinks are raw, there is no residual window. Queries from token {work.first} on, each of which sees "
         "all tokens up to its own; means over texts. Relative error of attention outputs against float64 over the "
-        "original rows; what changes beside reading 16 atoms of all tokens, relative to the same outputs; bytes of K and V that "
-        f"are read for a token of a KV head, of {4 * dim} as 16-bit numbers."
+        "original rows; what changes beside reading 16 atoms of all tokens, relative to the same outputs; bytes of K "
+        f"and V that are read for a token of a KV head, of {4 * dim} as 16-bit numbers; blocks of 64 tokens that are "
+        "read in full."
     )
     return "\n\n".join([about, "\n".join("| " + " | ".join(line) + " |" for line in lines)])
 

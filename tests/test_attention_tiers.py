@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,7 @@ from kvcodec.sparse_spec import SparseCodes
 from tests.attention_problems import NORMAL, SUBNORMAL, Kind, choose_top, make_problem, run, solve
 from tests.attention_reference import attend, relative_error
 from tests.caches import rows
+from tests.test_attention import blocks
 from tests.test_attention_dictionary import MODEL, encode, learn, make_set, other_kinds, put
 
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -91,6 +93,21 @@ def test_threads_change_nothing():
     problem = coded_problem(150 if INTERPRETED else 5000, kv_heads=2, per_head=3)
     wanted = run(problem, tiers=(2, 0.1))[0]
     assert wanted == run(problem, threads=2, tiers=(2, 0.1))[0] == run(problem, threads=64, tiers=(2, 0.1))[0]
+
+
+@pytest.mark.parametrize("share", ["0", "0.1", "0.5", "1"])
+def test_the_documents_choice_is_that_of_tiles(share):
+    from kvcodec.attention.tiers import _choose_tiles
+
+    rng, blocks_, heads = np.random.default_rng(0), 15, 3
+    peaks = rng.integers(-5, 5, (heads, blocks_, 4)).astype(np.int32)  # with equals
+    strips = np.array([[64, 0, 0, 64 * n] for n in range(blocks_)], np.int64)
+    tiered = rng.random(blocks_) < 0.8
+    top = _choose_tiles(strips, peaks, tiered, Fraction(share))
+    tiles = peaks[:, tiered].reshape(heads, -1).T.tolist()
+    wanted = blocks()["choose_tiles"](tiles, peaks.max(axis=(1, 2)).tolist(), Fraction(share))
+    assert top[~tiered].all()
+    assert np.flatnonzero(top[tiered].reshape(-1)).tolist() == sorted(wanted)
 
 
 def test_shares_are_the_decimal_numbers_that_they_look_like():
