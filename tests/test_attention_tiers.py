@@ -58,7 +58,7 @@ def problems(draw):
     return problem, low
 
 
-@settings(max_examples=8 if INTERPRETED else 40)
+@settings(max_examples=8 if INTERPRETED else 30)
 @given(problems(), st.sampled_from(SHARES))
 def test_any_attention_in_tiers_is_its_twins_bit_by_bit(drawn, share):
     problem, low = drawn
@@ -325,3 +325,26 @@ def test_a_store_refuses_sets_without_the_tier(tmp_path):
         with pytest.raises(SpecError, match="want low3 in the spec, or u16"):
             store.sequence("a").attend(0, q_of(), tiers=(3, 0.1))
         assert np.isfinite(store.sequence("a").attend(0, q_of(), tiers=(8, 0.1))).all()
+
+
+@SLOW
+def test_latent_layers(tmp_path):
+    c, kr = (rows(0, "k", 300, heads=1, dim=dim, salt=dim) for dim in (32, 16))
+    own = DictionarySet((learn(c, 90, 0, StreamId.C),))
+    options = {"c": "dict/s8/c6", "kr": "raw", "dictionary": own, "residual": 0, "sinks": 0}
+    with kv.open(tmp_path / "a", "w", model=kv.Model((kv.Layer.mla(32, 16),)), **options) as store:
+        store.sequence("a").append(0, c, kr)
+    with kv.open(tmp_path / "a") as store:
+        sequence, q = store.sequence("a"), q_of(dim=48)
+        full, key = (x.astype(np.float64) for x in sequence.read(0, dtype=np.float32))
+        few = first_atoms(encode(c, "dict/s8/c6", "c", own.dictionaries[0]), 3)
+        coded, wide = range(256), [np.concatenate([x[:, 0], key[:, 0]], axis=1)[:, None] for x in (full, few)]
+        low_keys = mix(wide[0], wide[1], [], coded)
+        for share in (0, 0.1, 0.3):
+            y, state = sequence.attend(0, q, scale=0.1, tiers=(3, share), return_state=True)
+            top = like_tiles(q * 0.1 * 48**0.5, low_keys, share, coded)
+            mixed = mix(full, few, top, coded), mix(wide[0], wide[1], top, coded)
+            assert relative_error(y, attend(q, mixed[1], mixed[0], 0.1)[0]) <= 1e-3
+            touched = len(np.unique(top // 64))
+            copied, raw = 64 * 22 + 2 * 48, 300 * 2 * 16  # c of 44 rows that fill no record; kr
+            assert state.bytes_read == 64 * (4 * 9 + touched * 13) + 2 * 256 + copied + raw
