@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -54,6 +55,13 @@ def make_dictionary(atoms: int) -> Dictionary:
     return Dictionary(quantize_atoms(rows / np.linalg.norm(rows, axis=1, keepdims=True)), ((0, StreamId.K),))
 
 
+@functools.lru_cache(maxsize=4)
+def _choose_atoms(seed: int, rows: int, size: int, atoms: int) -> NDArray[np.int64]:
+    """Different ones in each row, (rows, atoms)."""
+    order = np.argsort(np.random.default_rng([seed, size]).random((rows, size), np.float32), axis=1)
+    return order[:, :atoms].copy()
+
+
 def make_codes(
     spec: str, dictionary: Dictionary, heads: int, tokens: int, stream: StreamId, kept: int | None = None
 ) -> EncodedArray:
@@ -66,7 +74,7 @@ def make_codes(
     assert own is not None
     codes, most = empty_codes(heads * tokens, own.atoms), (1 << (own.bits - 1)) - 1
     block = min(len(codes.scales), _BLOCK)
-    chosen = np.argsort(random.random((block, dictionary.size), np.float32), axis=1)[:, : own.atoms]
+    chosen = _choose_atoms(int(stream), block, dictionary.size, own.atoms)
     codes.indices[:] = np.tile(chosen, (-(-len(codes.scales) // block), 1))[: len(codes.scales)]
     codes.coefficients[:] = random.integers(-most, most + 1, codes.coefficients.shape)
     codes.coefficients[:, own.atoms if kept is None else kept :] = 0
