@@ -1473,7 +1473,10 @@ types:
         valid:
           expr: _.max != 0
       - id: parent_hash
-        type: zeros(16)
+        size: 16
+        valid:
+          expr: _ != basis_hash
+        doc: Of the set that this one grew out of; zeros if it is whole.
       - id: atoms
         type: u4
         valid:
@@ -1481,6 +1484,8 @@ types:
           max: 65536
       - id: first_atom
         type: u4
+        valid:
+          expr: not is_grown or _ >= 1
       - id: chunk
         type: u4
         valid:
@@ -1516,10 +1521,19 @@ types:
         valid:
           expr: '(_ > 0) == (transform == transform::pre_rope) and 2 * _ <= head_dim'
       - id: reserved
-        type: zeros(40)
+        type: zeros(38)
+      - id: grown
+        type: u2
+        valid:
+          expr: 'is_grown ? _ >= 1 and _ <= matrices : _ == 0'
+    instances:
+      is_grown:
+        value: parent_hash.max != 0
 
   dictionary_body:
-    doc: Uses, mean and steps stand in the record of the first atoms alone.
+    doc: |
+      Uses, mean and steps stand in the record of the first atoms alone, of a set that grew in those of what it grew out
+      of.
     doc-ref: formats/dictionary.md#dictionary-records
     params:
       - id: fields

@@ -227,7 +227,8 @@ DICTIONARY_HEADER = np.dtype(
         ("transform", "u1"),
         ("mean", "u1"),
         ("pairs", "<u2"),
-        ("reserved", "V40"),
+        ("reserved", "V38"),
+        ("grown", "<u2"),
     ]
 )
 

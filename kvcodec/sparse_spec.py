@@ -9,6 +9,7 @@ from kvcodec.errors import SpecError
 
 MAX_ATOMS = 32  # of one vector
 MAX_DICTIONARY = 1 << 16  # an index has 16 bits
+MAX_GROWTHS = 64  # of a set, one out of the other
 ERROR_STEPS = 1 << 15  # relative errors are counted in 1/32768
 COEFFICIENT_BITS = (4, 5, 6, 8)
 _DEFAULT_BOUNDED = 24  # atoms at most where an error bound, and no sparsity, is asked for

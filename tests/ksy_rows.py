@@ -42,23 +42,47 @@ def dictionaries(parser, log):
             own = place.record.header.fields
             if place.record.header.kind == parser.RecordKind.dictionary:
                 sets.setdefault(own.basis_hash, {}).setdefault(own.matrix, {})[own.first_atom] = place.record
-    out = {}
-    for basis, matrices in sets.items():
-        digest = hashlib.sha256()
-        for _, chunks in sorted(matrices.items()):
-            own, body = chunks[0].header.fields, chunks[0].body
-            atoms = np.array([a.channels for _, chunk in sorted(chunks.items()) for a in chunk.body.atoms], np.int8)
-            assert atoms.shape == (own.atoms, own.head_dim)
-            mean = np.array(body.mean, "<f4")
-            digest.update(struct.pack("<5I", own.atoms, own.head_dim, own.uses, own.transform, own.mean))
-            digest.update(struct.pack("<I", own.pairs) if own.pairs else b"")
-            digest.update(b"".join(struct.pack("<HBx", use.layer, use.stream) for use in body.uses))
-            digest.update(mean.tobytes() + struct.pack(f"<{own.pairs}Q", *body.steps) + atoms.tobytes())
-            for use in body.uses:
-                mean = mean if own.mean else np.zeros(own.head_dim, "<f4")
-                out[basis, use.layer, int(use.stream)] = Dictionary(atoms, mean, body.steps)
-        assert digest.digest()[:16] == basis
-    return out
+    wholes = {}  # by hash: of each matrix its uses, mean, steps and atoms
+    for basis, matrices in sets.items():  # parents come before what grew out of them in the logs that are read so
+        any_of = next(iter(next(iter(matrices.values())).values())).header.fields
+        wholes[basis] = [
+            add_chunks(chunks, wholes[any_of.parent_hash][n] if any_of.is_grown else None)
+            for n in range(any_of.matrices)
+            for chunks in [matrices.get(n, {})]
+        ]
+        assert any_of.grown == (len(matrices) if any_of.is_grown else 0)
+        assert hash_of(wholes[basis]) == basis
+    return {
+        (basis, layer, stream): Dictionary(atoms, mean if mean.size else np.zeros(atoms.shape[1], "<f4"), steps)
+        for basis, whole in wholes.items()
+        for uses, mean, steps, atoms in whole
+        for layer, stream in uses
+    }
+
+
+def add_chunks(chunks, before):
+    """Uses, mean, steps, atoms of a dictionary: that of the parent, if there is one, with the atoms of some records."""
+    uses, mean, steps, atoms = before or (None, None, None, None)
+    for first, chunk in sorted(chunks.items()):
+        own, more = chunk.header.fields, np.array([a.channels for a in chunk.body.atoms], np.int8)
+        if not first:
+            uses, mean = [(use.layer, int(use.stream)) for use in chunk.body.uses], np.array(chunk.body.mean, "<f4")
+            steps = chunk.body.steps
+        assert (own.uses, own.mean, own.pairs) == (len(uses), int(mean.size > 0), len(steps))
+        assert first == (0 if atoms is None else len(atoms))
+        atoms = more if atoms is None else np.concatenate([atoms, more])
+    assert not chunks or atoms.shape == (own.atoms, own.head_dim)
+    return uses, mean, steps, atoms
+
+
+def hash_of(whole):
+    digest = hashlib.sha256()
+    for uses, mean, steps, atoms in whole:
+        digest.update(struct.pack("<5I", *atoms.shape, len(uses), len(steps) > 0, mean.size > 0))
+        digest.update(struct.pack("<I", len(steps)) if steps else b"")
+        digest.update(b"".join(struct.pack("<HBx", *use) for use in uses))
+        digest.update(mean.tobytes() + struct.pack(f"<{len(steps)}Q", *steps) + atoms.tobytes())
+    return digest.digest()[:16]
 
 
 class Dictionary(NamedTuple):

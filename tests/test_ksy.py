@@ -53,6 +53,7 @@ GOOD = [entry for entry in INDEX if "error" not in entry]
 EXAMPLE = GOLDEN / "worked-example.kvlog"
 SPARSE = GOLDEN / "dictionary-sets.kvlog"
 BOUNDED = GOLDEN / "dictionary-max.kvlog"
+GROWN = GOLDEN / "dictionary-grown.kvlog"
 
 
 @pytest.fixture(scope="session")
@@ -139,7 +140,7 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
     """Indices of 16 bits and in sets, of one tier and of two, over dictionaries with a mean, a rotation and without
     them; records with a row bitmap and without one, and rows of each kind.
     """
-    forms, bounds, rows, means, firsts, kept = set(), set(), set(), set(), set(), set()
+    forms, bounds, rows, means, firsts, kept, grown = set(), set(), set(), set(), set(), set(), set()
     for name in {entry["name"] for entry in GOOD if entry["name"].startswith("dictionary")}:
         log = parser.from_bytes((GOLDEN / name).read_bytes())
         means |= {(bool(own.mean.any()), len(own.steps) > 0) for own in dictionaries(parser, log).values()}
@@ -147,6 +148,7 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
             own, kind = record.header.fields, record.header.kind
             if kind == parser.RecordKind.dictionary:
                 firsts.add((own.first_atom > 0, own.uses > 1))
+                grown.add((own.grown, own.matrices))
             elif kind == parser.RecordKind.rows:
                 rows.add((own.layers > 1, own.streams.bit_count() > 1, own.sparse.has_sets))
             elif kind == parser.RecordKind.group and own.sparse.is_used:
@@ -158,6 +160,7 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
     assert forms == {(False, False), (False, True), (True, False), (True, True)}
     assert len(bounds) > len({bound for bound, _ in bounds}) > 1  # records of different atoms under one bound
     assert means == {(False, False), (True, False), (True, True)}
+    assert {0, 1, 2} <= {count for count, of in grown if count < of}  # whole sets, and such as grew in part
     assert {(False, False), (True, False), (False, True)} <= firsts  # atoms that go on in another record; several uses
     assert {(False, False, False), (False, False, True), (True, True, True)} <= rows
     with_bitmap = {(True, True, kind) for kind in (CODES, INT4, RAW)}
@@ -309,7 +312,7 @@ def example_structs():
         **frame_structs(example_tree(EXAMPLE), base),
     }
     out = {name: (EXAMPLE, *struct) for name, struct in out.items()}
-    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED)):
+    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED), ("grown", GROWN)):
         own = frame_structs(example_tree(log), base)
         out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
     return out
@@ -446,8 +449,10 @@ def test_a_changed_byte_of_a_record_with_a_row_bitmap_is_seen(parser):
         }),
         ("sparse-dictionary", {
             "sequence": [1], "atoms": [0, 65537], "chunk": [0, 76], "first_atom": [1], "matrix": [2], "uses": [0],
-            "head_dim": [0, 1025], "transform": [1, 2], "mean": [2], "pairs": [1],
+            "head_dim": [0, 1025], "transform": [1, 2], "mean": [2], "pairs": [1], "grown": [1],
+            "parent_hash": [b"\1" * 16],
         }),
+        ("grown-dictionary", {"first_atom": [0], "grown": [0, 4], "parent_hash": [bytes(16)]}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_plain_line_says_what_it_says_to_the_parser(line, monkeypatch):
     given = {name: value for name, value in seen.items() if value not in (None, False, ()) and name != "files"}
     shown = {"shown": True} if given.pop("shown", False) else {}
     assert shown == ({} if {"json", "quiet"} & options.keys() else {"shown": True})
-    assert given == {"device": "tlc"} | options
+    assert given == {"device": "tlc", "growths": 16} | options
 
 
 @pytest.mark.parametrize("line", OTHER)

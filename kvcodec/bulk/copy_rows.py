@@ -9,6 +9,8 @@ from kvcodec.store.model import Model
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
 
+_GROWING = 256  # tokens that are appended at once where dictionaries may grow after it
+
 
 def copy_rows(source: DumpPart, store: Store, name: str, threads: int, tell: Progress) -> None:
     """Append the rows of all layers that the sequence `name` has not yet; begin it if there is none.
@@ -26,7 +28,8 @@ def copy_rows(source: DumpPart, store: Store, name: str, threads: int, tell: Pro
         store.device.image.release()
         tell(span[1] * layers, source.tokens * layers)
 
-    chunks = token_chunks(source.tokens - there, store.model.token_bytes)
+    most = {} if store.growing is None else {"most": _GROWING}
+    chunks = token_chunks(source.tokens - there, store.model.token_bytes, **most)
     spans = [(there + start, there + stop) for start, stop in chunks]
     sequence.append_spans(source.layers, spans, source.rows, told, ahead=threads > 1)
 

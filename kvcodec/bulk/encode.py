@@ -20,7 +20,9 @@ from kvcodec.store.coding import Coding
 from kvcodec.store.policy import check_name
 
 FilePath = str | os.PathLike[str]
-_CODING = ("k", "v", "c", "kr", "residual", "sinks", "spec", "dictionary", "pursuit", "max_error")
+_CODING = (
+    "k", "v", "c", "kr", "residual", "sinks", "spec", "dictionary", "pursuit", "max_error", "grow", "growths",
+)  # fmt: skip
 
 
 def encode_dump(
@@ -37,6 +39,8 @@ def encode_dump(
     dictionary: FilePath | DictionarySet | None = None,
     pursuit: str | None = None,
     max_error: float | None = None,
+    grow: int = 0,
+    growths: int = 16,
     device: str | Geometry = "tlc",
     sequence: str | None = None,
     mapping: Sequence[str] = (),
@@ -55,8 +59,9 @@ def encode_dump(
 ) -> EncodeReport:
     """Encode the K and V of a dump, or its latents C and position keys KR, as one sequence of a log.
 
-    k, v, c, kr, residual, sinks, spec, dictionary, pursuit, max_error, device: as kvcodec.open takes them. sequence:
-    its name, by default the dump's stem. mapping, kv_heads, head_dim: as open_dump takes them. dtype: what a float32
+    k, v, c, kr, residual, sinks, spec, dictionary, pursuit, max_error, grow, growths, device: as kvcodec.open takes
+    them; sets grow at most once in 256 tokens. sequence: its name, by default the dump's stem. mapping, kv_heads,
+    head_dim: as open_dump takes them. dtype: what a float32
     dump is rounded to, bfloat16 by default. model_file: a config.json, .safetensors or .gguf file of the model, whose
     fingerprint the log keeps, or that fingerprint in 64 hexadecimal digits; shard: "0/8" of a tensor-parallel dump.
     layers, tokens: "0-3,17" (numbers stay as they are) and "A:B", all by default.
@@ -69,7 +74,8 @@ def encode_dump(
     is written; a kill or a full disk then leaves the sequence with the tokens that all layers had by then.
     resume: go on where an encode of the same dump with the same options was interrupted, or begin; with `append`, go
     on with a sequence that is shorter than the dump. What decoding gives is, bit for bit, as without an interruption.
-    A failure then keeps what was done. How another dump is noticed: see kvcodec.bulk.resume.
+    A failure then keeps what was done. How another dump is noticed: see kvcodec.bulk.resume. Not with `grow`: what a
+    session has seen ends with it.
 
     Raises what open_dump and kvcodec.open raise: DumpError, DtypeError, SpecError, NonFiniteError, LogExists,
     DeviceBusy, IdentityMismatch, FormatError, NoSpace. SpecError if the log has that sequence already, or with
@@ -77,7 +83,7 @@ def encode_dump(
     """
     coding = {
         "k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "spec": spec, "dictionary": dictionary,
-        "pursuit": pursuit, "max_error": max_error,
+        "pursuit": pursuit, "max_error": max_error, "grow": grow, "growths": growths,
     }  # fmt: skip
     job = EncodeJob(
         Path(log), coding, device, tuple(mapping), kv_heads, head_dim, dtype, layers, tokens, overwrite, append, resume,
@@ -102,7 +108,7 @@ def encode_dumps(dumps: Sequence[FilePath], log: FilePath, **options: Any) -> tu
         if one.sequence in known:
             raise SpecError(f"{known[one.sequence]} and {one.dump} would both be sequence {one.sequence!r}: rename one")
         known[one.sequence] = one.dump
-    coding = {name: options.pop(name, None) for name in _CODING}
+    coding = {name: options.pop(name) for name in _CODING if name in options}
     identity = Identity.of(options.pop("model_file", None), options.pop("shard", None))
     mapping = tuple(options.pop("mapping", ()))
     return EncodeJob(Path(log), coding, mapping=mapping, identity=identity, **options).run(named)

@@ -73,6 +73,8 @@ class EncodeJob:
             check_name(one.sequence)
         if self.append and self.overwrite:
             raise SpecError("append and overwrite exclude each other")
+        if self.resume and self.coding.get("grow"):
+            raise SpecError("grow and resume exclude each other: what an interrupted session had seen is gone")
         thread_count(self.threads)
         for one in dumps:
             if self.log.exists() and one.dump.exists() and os.path.samefile(one.dump, self.log):

@@ -93,7 +93,8 @@ def _recode(
         header, _ = store.log.load(coded.parts[0].place)
         spec = read_spec(header)
         if spec.sparse is not None and spec.sparse.bounded:  # how many atoms it has was chosen for its rows
-            return cast("BoundedCodec", codecs.codec(policy).at(coded.first)).recode(bits, dtype)
+            whole = policy.bound_to(spec.sparse.size, spec.sparse.basis)  # which may have grown since it was begun
+            return cast("BoundedCodec", codecs.codec(whole).at(coded.first)).recode(bits, dtype)
         codec = codecs.codec(spec).at(coded.first)
         body = codec.encode(bits, dtype, coded.tokens).body[0]
         return codec.decode(body, coded.tokens, dim, dtype, as_float32=False)

@@ -47,6 +47,10 @@ def command(
         float | None,
         typer.Option(help="Relative error that no vector over a dictionary exceeds: dict/s24 becomes dict/s24/max0.3."),
     ] = None,
+    grow: Annotated[
+        int, typer.Option(min=0, help="Atoms that dictionaries learn at a time from what they code badly; 0: none.")
+    ] = 0,
+    growths: Annotated[int, typer.Option(min=1, max=64, help="How often they do so at most.")] = 16,
     device: Annotated[
         str, typer.Option(help="tlc, slc, mlc, qlc, nor, or page=...,unit=...,block=...,cycles=...")
     ] = "tlc",
@@ -76,8 +80,9 @@ def command(
     settings: dict[str, Any] = {
         "k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "device": device,
         "mapping": mapping or (), "spec": spec, "dictionary": dictionary, "pursuit": pursuit, "max_error": max_error,
-        "model_file": model_file, "shard": shard, "kv_heads": heads, "head_dim": head_dim, "dtype": dtype,
-        "layers": layers, "tokens": tokens, "overwrite": force, "append": append, "resume": resume, "threads": threads,
+        "grow": grow, "growths": growths, "model_file": model_file, "shard": shard, "kv_heads": heads,
+        "head_dim": head_dim, "dtype": dtype, "layers": layers, "tokens": tokens, "overwrite": force, "append": append,
+        "resume": resume, "threads": threads,
     }  # fmt: skip
     with reported(dump=about, log=log):
         reports = encode_files(dumps, log, shown=not (json or quiet), sequence=sequence, **settings)

@@ -50,6 +50,8 @@ def _print_reports(reports: Sequence[EncodeReport]) -> None:
     stats = reports[0].stats
     for codecs in dict.fromkeys(report.own.codecs for report in reports):
         print_line(f"coded as {' '.join(codecs)}: {number(stats.bytes_per_number, '.4f')} bytes a number")
+    if stats.growths:
+        print_line(f"dictionaries grew {stats.growths} times: {size(stats.grown_bytes)} of new atoms")
     if len(stats.sequences) > 1:
         print_line(f"the whole log, {len(stats.sequences)} sequences:")
     sizes = (

@@ -149,6 +149,15 @@ class Dictionary:
         wide = self.atoms.astype(np.float64)
         return (wide @ wide.T).astype(np.int32)
 
+    def grown(self, atoms: NDArray[np.int8]) -> Dictionary:
+        """With more atoms behind its own. Raises ShapeError. What errors say stays: where it stood before it grew."""
+        return replace(self, atoms=np.concatenate([self.atoms, atoms]))
+
+    def release(self) -> None:
+        """Forget what an encoder made of it, N x N numbers among that; it is made again when it is asked for."""
+        for name in ("norms", "_seen", "tiles", "gram", "products"):
+            self.__dict__.pop(name, None)
+
     def energies(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 (n,): squared lengths of vectors (n, d), in the metric."""
         products = self._measure(rows) * rows

@@ -18,10 +18,14 @@ Outcome = Left | Exception
 
 
 class Coded(NamedTuple):
-    """What an append does: the records that it logs, in their order, and the rows that are open then."""
+    """What an append does: the records that it logs, in their order, and the rows that are open then.
+
+    handed: streams whose open rows are those of their Outgoing's heir from here on.
+    """
 
     records: list[Record]
     opened: dict[Key, OpenRows]
+    handed: list[Key]
 
 
 def code_streams(
@@ -39,12 +43,14 @@ def code_streams(
 
     endings: list[Ending] = []
     opened: dict[Key, OpenRows] = {}
+    handed: list[Key] = []
     for key, left in zip(keys, map_(code, keys), strict=True):
         if isinstance(left, Exception):
             raise left
         endings += left.endings
         opened[key] = left.opened
-    return Coded([e.record for e in sorted(endings, key=lambda e: e.end)], opened)
+        handed += [key] if left.handed else []
+    return Coded([e.record for e in sorted(endings, key=lambda e: e.end)], opened, handed)
 
 
 def code_spans(

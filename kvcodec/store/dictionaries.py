@@ -17,36 +17,41 @@ from kvcodec.layout import DICTIONARY_USE, DtypeId, Kind, StreamId, Transform
 from kvcodec.log.frame import Record, new_record
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
-from kvcodec.sparse_spec import MAX_DICTIONARY, Pursuit
+from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
+from kvcodec.store.growths import WHOLE, Growth, Missing, count_missing, parent_is_good, record_bytes
 from kvcodec.store.model import Stream
-
-_NO_HASH = bytes(16)
 
 
 class Dictionaries:
     """The sets that a store knows: those in its log, and those that its caller brought.
 
-    A set in the log is loaded, and its hash checked, when it is first asked for. pursuit: by which a writer codes over
-    any of them, None for each set's own; it is to be set before one is asked for.
+    A set in the log is loaded, and its hash checked, when it is first asked for. One that grew out of another needs
+    that, wherever it comes from. A log may hold a set in several forms: whole, and grown out of others. pursuit: by
+    which a writer codes over any of them, None for each set's own; it is to be set before one is asked for.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._places: dict[bytes, list[Located]] = {}
+        self._forms: dict[bytes, dict[bytes, list[Located]]] = {}  # by hash, by the parent's: their records
         self._sets: dict[bytes, DictionarySet] = {}
         self.pursuit: Pursuit | None = None
+        self._depths: dict[bytes, int] = {}  # of loaded sets: how often they grew
 
     def add(self, own: DictionarySet) -> None:
         """Know a set that the caller brought."""
         self._sets[own.hash] = own.with_pursuit(self.pursuit)
 
+    def add_grown(self, own: DictionarySet, parent: DictionarySet) -> None:
+        """Know a set that grew out of another one, as it is in memory: with what a log does not hold of it."""
+        self._sets[own.hash], self._depths[own.hash] = own, self.depth(parent.hash) + 1
+
     def enter(self, one: Located) -> None:
         """Know a DICTIONARY record of the log. Raises CorruptRecord, UnsupportedVersion."""
         h, at = one.header, self._log.device.file_offset(one.place.block, one.place.offset)
         atoms, first, count = (int(h[name]) for name in ("atoms", "first_atom", "chunk"))
-        if any(h["parent_hash"].tobytes()) or int(h["transform"]) not in list(Transform):
-            raise UnsupportedVersion(f"at byte {at}: DICTIONARY record with a parent or an unknown transform")
+        if int(h["transform"]) not in list(Transform):
+            raise UnsupportedVersion(f"at byte {at}: DICTIONARY record with an unknown transform")
         good = (
             int(h["sequence"]) == 0
             and 1 <= atoms <= MAX_DICTIONARY
@@ -57,18 +62,18 @@ class Dictionaries:
             and int(h["mean"]) <= 1
             and (int(h["transform"]) == Transform.PRE_ROPE) == (int(h["pairs"]) > 0)
             and 2 * int(h["pairs"]) <= int(h["head_dim"])
-            and h["basis_hash"].tobytes() != _NO_HASH
+            and h["basis_hash"].tobytes() != WHOLE
+            and parent_is_good(h)
         )
         if not good or int(h["body_bytes"]) != count * int(h["head_dim"]) + (0 if first else _head_bytes(h)):
             raise CorruptRecord(at, "fields of a DICTIONARY record")
-        for other in self._places.get(h["basis_hash"].tobytes(), ())[:1]:
-            self._check_alike(at, h, other.header, ("matrices",))
-        for other in self._of_matrix(h["basis_hash"].tobytes(), int(h["matrix"]))[:1]:
+        basis, parent = h["basis_hash"].tobytes(), h["parent_hash"].tobytes()
+        records = self._forms.get(basis, {}).get(parent, [])
+        for other in records[:1]:
+            self._check_alike(at, h, other.header, ("matrices", "grown"))
+        for other in [other for other in records if other.header["matrix"] == h["matrix"]][:1]:
             self._check_alike(at, h, other.header, ("atoms", "head_dim", "uses", "transform", "mean", "pairs"))
-        self._places.setdefault(h["basis_hash"].tobytes(), []).append(one)
-
-    def _of_matrix(self, basis: bytes, matrix: int) -> list[Located]:
-        return [one for one in self._places.get(basis, ()) if int(one.header["matrix"]) == matrix]
+        self._forms.setdefault(basis, {}).setdefault(parent, records).append(one)
 
     @staticmethod
     def _check_alike(at: int, header: np.void, other: np.void, fields: tuple[str, ...]) -> None:
@@ -78,19 +83,25 @@ class Dictionaries:
     @property
     def nbytes(self) -> int:
         """Bytes of the log's DICTIONARY records."""
-        sizes = (int(one.header["header_bytes"]) + int(one.header["body_bytes"]) for one in self._records())
-        return sum(sizes)
+        return record_bytes(self._records())
+
+    @property
+    def growths(self) -> list[Growth]:
+        """The sets in the log that grew out of others, wherever those are, and have all their records there."""
+        forms = [(basis, *form) for basis, own in self._forms.items() for form in own.items()]
+        grown = [form for form in forms if form[1] != WHOLE and not count_missing(form[2])]
+        return [Growth(basis, parent, record_bytes(records)) for basis, parent, records in grown]
 
     def _records(self) -> Iterator[Located]:
-        return (one for records in self._places.values() for one in records)
+        return (one for forms in self._forms.values() for records in forms.values() for one in records)
 
     def held(self) -> list[bytes]:
-        """Names of the sets that the log holds whole."""
-        return [basis for basis in self._places if self.holds(basis)]
+        """Names of the sets that the log holds whole, but for what one that grew has from a set that was brought."""
+        return [basis for basis in self._forms if self.holds(basis)]
 
     def holds(self, basis: bytes) -> bool:
-        """Whether the log holds all of a set."""
-        return basis in self._places and self._missing(basis) is None
+        """Whether the log holds all of a set, or all that one that was brought lacks of it."""
+        return self._missing(basis) is None
 
     def is_sound(self, basis: bytes) -> bool:
         """Whether the log holds all of a set, and it is what its hash says."""
@@ -99,63 +110,126 @@ class Dictionaries:
     def flaws(self, basis: bytes) -> list[Located]:
         """The records of a set in the log that are not what its hash says; none if they are."""
         try:
-            self._load(basis)
-        except CorruptRecord:
-            return self._places[basis]
+            self._load(basis, ())
+        except (CorruptRecord, MissingDictionary):
+            return [one for records in self._forms[basis].values() for one in records]
         return []
 
     def find(self, basis: bytes) -> DictionarySet:
         """The set of that hash. Raises MissingDictionary, CorruptRecord."""
+        return self._find(basis, ())
+
+    def _find(self, basis: bytes, heirs: tuple[bytes, ...]) -> DictionarySet:
+        """heirs: the sets that grew out of it and are being loaded."""
         if basis not in self._sets:
-            why = self._missing(basis)
-            if why is not None:
-                path = self._log.device.image.path
+            missing = self._missing(basis)
+            if missing is not None:
+                path, wanted = self._log.device.image.path, missing.basis
+                for_whom = "" if wanted == basis else f"dictionary set {basis.hex()} grew out of another: "
                 raise MissingDictionary(
-                    basis, f"{path}: dictionary set {basis.hex()}: {why}; pass dictionary= (--dictionary)"
+                    wanted,
+                    f"{path}: {for_whom}dictionary set {wanted.hex()}: {missing.why}; pass dictionary= (--dictionary)",
                 )
-            self._sets[basis] = self._load(basis).with_pursuit(self.pursuit)
+            self._sets[basis] = self._load(basis, heirs).with_pursuit(self.pursuit)
         return self._sets[basis]
 
-    def _missing(self, basis: bytes) -> str | None:
-        """What is missing of a set in the log; None if nothing is."""
-        records = self._places.get(basis)
-        if not records:
-            return "the log does not hold it"
-        held: dict[int, int] = {}
-        chunks = {(int(one.header["matrix"]), int(one.header["first_atom"])): one.header for one in records}
-        for (matrix, first), header in sorted(chunks.items()):
-            if first == held.get(matrix, 0):
-                held[matrix] = first + int(header["chunk"])
-        sizes = {int(r.header["matrix"]): int(r.header["atoms"]) for r in records}
-        count = int(records[0].header["matrices"])
-        whole = sum(held.get(n, 0) == size for n, size in sizes.items())
-        return None if whole == count else f"the log holds {whole} of its {count} dictionaries"
+    def newest(self, basis: bytes) -> bytes:
+        """The set that grew out of this one last, step by step, as far as the log has it sound; itself if none did."""
+        line = [basis]
+        while True:
+            heirs = [heir for heir, forms in self._forms.items() if line[-1] in forms and heir not in line]
+            sound = [heir for heir in heirs if self._can_load(heir)]
+            if not sound:
+                return line[-1]
+            line.append(sound[-1])
 
-    def _load(self, basis: bytes) -> DictionarySet:
-        records = self._places[basis]
-        first = records[0]
+    def depth(self, basis: bytes) -> int:
+        """How often a set that `find` found grew."""
+        return self._depths.get(basis, 0)
+
+    def _can_load(self, basis: bytes) -> bool:
+        try:
+            self.find(basis)
+        except (CorruptRecord, MissingDictionary):
+            return False
+        return True
+
+    def _missing(self, basis: bytes, seen: dict[bytes, Missing | None] | None = None) -> Missing | None:
+        """What is missing of a set's records in the log, or of those of a set that it grew out of; None if nothing is.
+
+        seen: what is known. Nothing is told to be missing of sets that grew out of themselves: loading them says so.
+        """
+        seen = {} if seen is None else seen
+        found: Missing | None = Missing(basis, "the log does not hold it")
+        seen[basis] = None
+        for parent, records in self._forms.get(basis, {}).items():
+            why = count_missing(records)
+            if why:
+                found = Missing(basis, why)
+                continue
+            known = parent == WHOLE or parent in self._sets or len(seen) > MAX_GROWTHS
+            found = None if known else seen[parent] if parent in seen else self._missing(parent, seen)
+            if found is None:
+                break
+        seen[basis] = found
+        return found
+
+    def _load(self, basis: bytes, heirs: tuple[bytes, ...]) -> DictionarySet:
+        forms = self._forms[basis]
+        whole = [parent for parent, records in forms.items() if not count_missing(records)]
+        parent = next((p for p in whole if p == WHOLE or p in self._sets or self.holds(p)), whole[0])
+        records, first = forms[parent], forms[parent][0]
         at = self._log.device.file_offset(first.place.block, first.place.offset)
+        if basis in heirs or len(heirs) > MAX_GROWTHS:
+            raise CorruptRecord(at, f"dictionary set {basis.hex()} grew out of itself, or over {MAX_GROWTHS} times")
+        before = None if parent == WHOLE else self._find(parent, (*heirs, basis))
+        depth = 0 if before is None else self.depth(parent) + 1
+        if depth > MAX_GROWTHS:
+            raise CorruptRecord(at, f"dictionary set {basis.hex()} grew over {MAX_GROWTHS} times")
         by_matrix: dict[int, dict[int, Located]] = {}
         for one in records:
             by_matrix.setdefault(int(one.header["matrix"]), {})[int(one.header["first_atom"])] = one
         try:
-            found = DictionarySet(tuple(self._load_matrix(chunks) for _, chunks in sorted(by_matrix.items())))
+            if before is None:
+                own = [self._load_matrix(chunks) for _, chunks in sorted(by_matrix.items())]
+            else:
+                own = [self._grow_matrix(one, by_matrix.get(n, {})) for n, one in enumerate(before.dictionaries)]
+            if len(own) != int(first.header["matrices"]):
+                raise SpecError(f"{len(own)} dictionaries, want {int(first.header['matrices'])}")
+            found = DictionarySet(tuple(own))
         except (ShapeError, SpecError, KeyError) as error:  # KeyError: chunks of different splits
             raise CorruptRecord(at, f"DICTIONARY record: {error}") from None
         if found.hash != basis:
             raise CorruptRecord(at, f"dictionary set {basis.hex()} has the hash {found.hash.hex()}")
+        self._depths[basis] = depth
         return found
 
     def _load_matrix(self, chunks: dict[int, Located]) -> Dictionary:
         header, body = self._log.load(chunks[0].place)
         dim, parts = int(header["head_dim"]), [body[_head_bytes(header) :]]
         uses, mean, rotation = _read_head(header, body)
-        there = int(header["chunk"])
-        while there < int(header["atoms"]):
-            parts.append(self._log.load(chunks[there].place)[1])
-            there += int(chunks[there].header["chunk"])
+        parts += self._load_atoms(chunks, int(header["chunk"]), int(header["atoms"]))
         atoms = np.concatenate(parts).view(np.int8).reshape(-1, dim)
         return Dictionary(atoms, uses, mean, rotation)
+
+    def _grow_matrix(self, before: Dictionary, chunks: dict[int, Located]) -> Dictionary:
+        """A dictionary of the parent with the atoms of the records that its set has of it."""
+        if not chunks:
+            return before
+        first = min(chunks)
+        header = chunks[first].header
+        own = tuple(int(header[name]) for name in ("head_dim", "uses", "transform", "mean", "pairs"))
+        known = before.dim, len(before.uses), before.transform, before.has_mean, _pairs(before)
+        if first != before.size or own != known:
+            raise SpecError("a set that contradicts the one that it grew out of")
+        parts = list(self._load_atoms(chunks, first, int(header["atoms"])))
+        return before.grown(np.concatenate(parts).view(np.int8).reshape(-1, before.dim))
+
+    def _load_atoms(self, chunks: dict[int, Located], there: int, end: int) -> Iterator[Bytes]:
+        """Bytes of atoms number `there` to `end`, of records that hold nothing else. Raises KeyError."""
+        while there < end:
+            yield self._log.load(chunks[there].place)[1]
+            there += int(chunks[there].header["chunk"])
 
 
 def _head_bytes(header: np.void) -> int:
@@ -177,18 +251,25 @@ def _read_head(header: np.void, body: Bytes) -> tuple[tuple[Use, ...], np.ndarra
     return uses, mean, Rotation(steps) if len(steps) else None
 
 
-def dictionary_records(own: DictionarySet, limit: int) -> Iterator[Record]:
-    """DICTIONARY records of a set, of at most about `limit` bytes each."""
-    for number, one in enumerate(own.dictionaries):
+def _pairs(own: Dictionary) -> int:
+    return 0 if own.rotation is None else own.rotation.pairs
+
+
+def dictionary_records(own: DictionarySet, limit: int, parent: DictionarySet | None = None) -> Iterator[Record]:
+    """DICTIONARY records of a set, of at most about `limit` bytes each; with a parent, of what it has grown by."""
+    before = parent.dictionaries if parent is not None else ()
+    sizes = [one.size for one in before] or [0] * len(own.dictionaries)
+    grown = sum(one.size > size for one, size in zip(own.dictionaries, sizes, strict=True)) if before else 0
+    for number, (one, there) in enumerate(zip(own.dictionaries, sizes, strict=True)):
         chunk = max(1, (limit - len(one.head())) // one.dim)
-        for first in range(0, one.size, chunk):
+        for first in range(there, one.size, chunk):
             atoms = one.atoms[first : first + chunk]
             head = b"" if first else one.head()
             yield new_record(
-                Kind.DICTIONARY, head + atoms.tobytes(), basis_hash=np.void(own.hash), atoms=one.size,
-                first_atom=first, chunk=len(atoms), matrix=number, matrices=len(own.dictionaries), head_dim=one.dim,
-                uses=len(one.uses), transform=one.transform, mean=one.has_mean,
-                pairs=0 if one.rotation is None else one.rotation.pairs,
+                Kind.DICTIONARY, head + atoms.tobytes(), basis_hash=np.void(own.hash),
+                parent_hash=np.void(WHOLE if parent is None else parent.hash), atoms=one.size, first_atom=first,
+                chunk=len(atoms), matrix=number, matrices=len(own.dictionaries), head_dim=one.dim,
+                uses=len(one.uses), transform=one.transform, mean=one.has_mean, pairs=_pairs(one), grown=grown,
             )  # fmt: skip
 
 

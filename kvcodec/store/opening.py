@@ -16,9 +16,10 @@ from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
-from kvcodec.sparse_spec import Pursuit
+from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import Coding, ask
+from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
 from kvcodec.store.store import Store
 
@@ -41,6 +42,8 @@ def open_store(
     embed: bool = True,
     pursuit: str | Pursuit | None = None,
     max_error: float | None = None,
+    grow: int = 0,
+    growths: int = 16,
     durability: str = "sync",
     journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
@@ -60,6 +63,8 @@ def open_store(
     only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or mp (integers alone), how the
     writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound on the relative error of
     every vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
+    grow: atoms that dictionaries learn, up to `growths` times, from vectors of this session that they code badly; they
+    go into the log as sets that grew out of others, between two appends. Writers go on over the newest such set.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
     that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled, but
     for those of which an error bound is kept).
@@ -77,11 +82,13 @@ def open_store(
     pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
     _check_options(mode, model, durability, journal, threads)
+    _check_growth(mode, grow, growths)
     if mode == "w":
         assert model is not None
         if not overwrite and path.exists():
             raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
-        coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
+        policy = coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
+        check_room(policy, grow)
         geometry = Geometry.parse(device)
         opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
     else:
@@ -93,7 +100,7 @@ def open_store(
         if own is not None:
             store.index.dictionaries.add(own)
         if mode != "r":
-            store.begin(model, coding, own, embed=embed)
+            store.begin(model, coding, own, embed=embed, grow=grow, growths=growths)
         elif model is not None:
             store.check_model(model)
         if mode == "w":
@@ -114,6 +121,13 @@ def load_dictionary(dictionary: str | os.PathLike[str] | DictionarySet) -> Dicti
     from kvcodec.dictionary.artefact import read_dictionary  # most logs need none
 
     return read_dictionary(dictionary)
+
+
+def _check_growth(mode: str, grow: int, growths: int) -> None:
+    if not 0 <= grow < MAX_DICTIONARY or not 1 <= growths <= MAX_GROWTHS:
+        raise SpecError(f"grow is {grow} and growths {growths}, want 0 to {MAX_DICTIONARY - 1} and 1 to {MAX_GROWTHS}")
+    if grow and mode == "r":
+        raise SpecError("grow is for a writer: mode 'a' or 'w'")
 
 
 def _check_options(mode: str, model: Model | None, durability: str, journal: CodecSpec, threads: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,10 +33,14 @@ class Ending(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What an append does to one stream: records of what leaves its window, and the rows that are open then."""
+    """What an append does to one stream: records of what leaves its window, and the rows that are open then.
+
+    handed: those are the heir's from here on.
+    """
 
     endings: list[Ending]
     opened: OpenRows
+    handed: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Outgoing:
 
     With no residual window and a codec that gives each row codes of its own, rows behind the sinks are coded as they
     come and only laid into groups later; else rows stay raw until they leave.
+    heir: what takes over as soon as no token group is begun whose rows are codes already, None if nothing does.
     """
 
     sequence: int
@@ -52,6 +57,25 @@ class Outgoing:
     policy: StreamPolicy
     window: int
     largest: int
+    heir: Outgoing | None = None
+
+    @property
+    def newest(self) -> Outgoing:
+        """The heir if there is one."""
+        return self.heir or self
+
+    def over(self, size: int, basis: bytes) -> Outgoing:
+        """The same over a dictionary of `size` atoms of the set named `basis`, without an heir."""
+        policy = replace(self.policy, spec=self.policy.spec.bound_to(size, basis))
+        return replace(self, policy=policy, heir=None)
+
+    def over_newest(self) -> Outgoing:
+        """The same over the newest set that grew out of its policy's."""
+        codes, sets = self.policy.spec.sparse, self.codecs.dictionaries
+        if codes is None or (basis := sets.newest(codes.basis)) == codes.basis:
+            return self
+        own = sets.find(basis).find(self.layer, self.stream.id)
+        return self if own is None else self.over(own.size, basis)
 
     @property
     def layer(self) -> int:
@@ -102,12 +126,14 @@ class Outgoing:
 
     def append(self, open_: OpenRows, rows: Rows) -> Left:
         """Records of what leaves once `rows` are there, and the open rows then."""
+        if self.heir is not None:
+            return self._hand_over(self.heir, open_, rows)
         codec = self.row_codec
         if codec is None:
             return self._leave_raw(open_.extended(rows))
         records: list[Ending] = []
         if not is_coded(open_):
-            records, open_ = self._leave_raw(open_.extended(rows), sinks_only=True)
+            records, open_, _ = self._leave_raw(open_.extended(rows), sinks_only=True)
             if open_.first < self.policy.sinks:
                 return Left(records, open_)
             rows = open_.rows.copy()
@@ -116,7 +142,7 @@ class Outgoing:
         fill = min(-(open_.end - open_.first) % self.token_group, len(rows))
         whole = fill + (len(rows) - fill) // self.token_group * self.token_group
         if fill:
-            laid, open_ = self._leave_coded(open_.extended(codec.at(open_.end).encode(rows[:fill], self.dtype)), end)
+            laid, open_, _ = self._leave_coded(open_.extended(codec.at(open_.end).encode(rows[:fill], self.dtype)), end)
             records += laid
         if whole > fill:
             records += self._leave_groups(open_.end, rows[fill:whole], end)
@@ -124,6 +150,17 @@ class Outgoing:
         if whole < len(rows):
             open_ = open_.extended(codec.at(open_.end).encode(rows[whole:], self.dtype))
         return Left(records, open_)
+
+    def _hand_over(self, heir: Outgoing, open_: OpenRows, rows: Rows) -> Left:
+        """Fill the token group that is begun, if its rows are codes, and leave the rest of `rows` to the heir."""
+        if not is_coded(open_):
+            return heir.append(open_, rows)._replace(handed=True)
+        fill = -(open_.end - open_.first) % self.token_group
+        begun = replace(self, heir=None).append(open_, rows[:fill]) if fill else Left([], open_)
+        if len(rows) <= fill:
+            return begun
+        rest = heir.append(heir.begin(begun.opened.end), rows[fill:])
+        return Left(begun.endings + rest.endings, rest.opened, handed=True)
 
     def _leave_groups(self, first: int, rows: Rows, end: int) -> list[Ending]:
         """Records of whole token groups that come at once: the bytes of laid codes, and their errors are known.
@@ -141,6 +178,8 @@ class Outgoing:
 
     def append_read(self, open_: OpenRows, count: int, read: Callable[[Rows], None]) -> Left:
         """`append` of `count` rows that `read` puts where it is told: mostly where they are coded from."""
+        if self.heir is not None and not is_coded(open_):
+            return self.heir.append_read(open_, count, read)._replace(handed=True)
         if self.row_codec is None:
             longer = open_.lengthened(count)
             read(longer.newest(count))

@@ -40,7 +40,8 @@ class Readable:
     def _make_outgoing(self, key: Key) -> Outgoing:
         info, window = self._index.info, self._index.model.layers[key[0]].window
         policy, largest = info.policy.at(*key), self._store.device.geometry.block_bytes // 2
-        return Outgoing(info.id, self._codecs[key], policy, window, largest)
+        own = Outgoing(info.id, self._codecs[key], policy, window, largest)
+        return own.over_newest() if self._store.will_write else own
 
     def _codecs_of(self, key: Key) -> StreamCodecs:
         return StreamCodecs(self._store.index.dictionaries, key[0], self._stream(key), self._index.model.dtype_id)

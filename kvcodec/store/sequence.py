@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import ShapeError
 from kvcodec.layout import Kind, StreamId
 from kvcodec.log.frame import Record, new_record
 from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
 from kvcodec.store.extents import Extent
+from kvcodec.store.growths import Seen
 from kvcodec.store.index import Key
 from kvcodec.store.outgoing import Left, Outgoing
 from kvcodec.store.readable import Readable
@@ -21,9 +24,6 @@ from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
 from kvcodec.store.rows import take_rows
 from kvcodec.store.window import OpenRows, Rows
-
-if TYPE_CHECKING:
-    pass
 
 Array = npt.NDArray[Any]
 ReadRows = Callable[[int, StreamId, int, int, Rows], Array]  # see Sequence.append_spans
@@ -50,11 +50,13 @@ class Sequence(Readable):
             self._store.check_writable()
             self.take_up()
             batch = {k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()}
+            self._store.grow()
             self._commit(
                 code_streams(
                     self._store.map, list(batch), lambda key: self._outgoing[key].append(self._open[key], batch[key])
                 )
             )
+            self._show(batch)
 
     def append_spans(
         self,
@@ -69,24 +71,31 @@ class Sequence(Readable):
 
         read: called from several threads with layer, stream, first, end and room for 16-bit rows, gives the rows as
         `append` takes them, in that room if it can. tell: called with each span that is in the log. ahead: a span is
-        read and coded, by a thread of its own, while the one before it is written.
+        read and coded, by a thread of its own, while the one before it is written, unless dictionaries grow.
         Raises as `append` and `read` do; the spans before then are appended, and nothing of their own.
         """
         with self._store.lock:
             self._store.check_writable()
             self.take_up()
             keys = [(n, s.id) for n in layers for s in self.layer(n).streams]
+            batch: dict[Key, Rows] = {}
 
             def code(span: Span, before: Mapping[Key, OpenRows]) -> Coded:
-                return code_streams(self._store.map, keys, lambda key: self._append_read(read, key, before[key], span))
+                self._store.grow()
+                return code_streams(
+                    self._store.map, keys, lambda key: self._append_read(read, key, before[key], span, batch)
+                )
 
             def commit(coded: Coded, span: Span) -> None:
                 self._commit(coded)
+                self._show(batch)
                 tell(span)
 
-            code_spans(spans, self._open, code, commit, ahead=ahead)
+            changing = self._store.growing is not None or any(own.heir for own in self._outgoing.values())
+            code_spans(spans, self._open, code, commit, ahead=ahead and not changing)
 
-    def _append_read(self, read: ReadRows, key: Key, before: OpenRows, span: Span) -> Left:
+    def _append_read(self, read: ReadRows, key: Key, before: OpenRows, span: Span, batch: dict[Key, Rows]) -> Left:
+        """batch: the rows of each stream, for `_show`, where dictionaries grow."""
         layer, id_ = key
         first, end = span
 
@@ -94,6 +103,8 @@ class Sequence(Readable):
             rows = take_rows(read(layer, id_, first, end, room), self._index.model, layer, self._stream(key), first)
             if not np.may_share_memory(rows, room):
                 room[...] = rows
+            if self._store.growing is not None:
+                batch[key] = room
 
         return self._outgoing[key].append_read(before, end - first, fill)
 
@@ -130,11 +141,12 @@ class Sequence(Readable):
 
     def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
-        records, opened = coded
+        records, opened, handed = coded
+        outgoing = self._outgoing | {key: self._outgoing[key].newest for key in handed} if handed else self._outgoing
         if self._stale and opened:
             records.insert(0, new_record(Kind.DROP, b"", sequence=self._index.info.id, first_token=self._index.length))
         if self._store.durable_steps:
-            records += self._step_records(opened)
+            records += self._step_records(opened, outgoing)
         if records:
             self._store.log_records(records)
             self._stale = False
@@ -143,16 +155,35 @@ class Sequence(Readable):
             for open_ in opened.values():
                 open_.logged = open_.end
         self._open.update(opened)
+        self._outgoing = outgoing
 
-    def _step_records(self, opened: Mapping[Key, OpenRows]) -> list[Record]:
+    def _show(self, batch: Mapping[Key, Rows]) -> None:
+        """Let dictionaries that grow see the rows, but for sinks, that were appended last."""
+        if self._store.growing is None:
+            return
+        seen = []
+        for (layer, id_), rows in batch.items():
+            own = self._outgoing[layer, id_].newest
+            raw = max(0, own.policy.sinks - (self._open[layer, id_].end - len(rows)))
+            seen.append(Seen(layer, id_, own.policy.spec, rows[raw:], own.dtype))
+        self._store.growing.show(seen)
+
+    def hand_over(self, parent: bytes, child: DictionarySet) -> None:
+        """Code over a set that grew out of another one what was to be coded over that."""
+        for key, outgoing in self._outgoing.items():
+            codes, own = outgoing.newest.policy.spec.sparse, child.find(*key)
+            if codes is not None and codes.basis == parent and own is not None:
+                self._outgoing[key] = replace(outgoing, heir=outgoing.newest.over(own.size, child.hash))
+
+    def _step_records(self, opened: Mapping[Key, OpenRows], outgoing: Mapping[Key, Outgoing]) -> list[Record]:
         """STEP records of the open rows that are in no record yet."""
         journal = self._store.journal
-        spans = [self._outgoing[key].span(open_, journal) for key, open_ in opened.items()]
+        spans = [outgoing[key].span(open_, journal) for key, open_ in opened.items()]
         return step_records(self._index.info.id, [s for s in spans if s is not None], limit=self._store.step_limit)
 
     def log_open_rows(self) -> None:
         """Log the open rows that are in no record yet."""
-        if records := self._step_records(self._open):
+        if records := self._step_records(self._open, self._outgoing):
             self._store.log_records(records)
         for open_ in self._open.values():
             open_.logged = open_.end
@@ -167,17 +198,27 @@ class Sequence(Readable):
 
     def _take_up_stream(self, key: Key, length: int) -> OpenRows:
         """The rows of the last STEP records. Codes stay the codes they are, so that nothing is rounded twice."""
-        outgoing = self._outgoing[key]
         extents: list[Extent] = []
         for extent in reversed(self._index.maps[key].covering(0, length)):
             if extent.coded.step is None or (extents and extent.end < extents[0].first):
                 break
             extents.insert(0, extent)
+        outgoing = self._outgoing[key] = self._begun(self._outgoing[key], extents)
         open_ = outgoing.begin(extents[0].first if extents else length)
         if extents:
             open_ = open_.extended(self._step_rows(outgoing, key, extents, length))
         open_.logged = length
         return open_
+
+    @staticmethod
+    def _begun(outgoing: Outgoing, extents: Sequence_[Extent]) -> Outgoing:
+        """That of a token group which was begun before its dictionary grew: it is finished as it was begun."""
+        specs = {extent.coded.step for extent in extents}
+        spec = specs.pop() if len(specs) == 1 else None
+        if spec is None or spec.sparse is None or outgoing.policy.spec.sparse is None:
+            return outgoing
+        older, newest = outgoing.over(spec.sparse.size, spec.sparse.basis), outgoing.newest
+        return newest if older.policy.spec != spec or older == newest else replace(older, heir=newest)
 
     def _step_rows(self, outgoing: Outgoing, key: Key, extents: Sequence_[Extent], length: int) -> Array:
         """Rows of STEP records in the form in which the stream holds them open."""

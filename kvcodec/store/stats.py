@@ -53,7 +53,8 @@ class Stats:
 
     raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
     framed: with frame and record headers; programmed: with padding and block headers; spare: out-of-band, apart.
-    dictionary: records of dictionaries, which are framed and programmed too; dictionaries: hashes of their sets.
+    dictionary: records of dictionaries, which are framed and programmed too; dictionaries: hashes of their sets;
+    growths: how many of these grew out of others; grown: their records.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -75,6 +76,8 @@ class Stats:
     rated_cycles: int
     dictionary_bytes: int
     dictionaries: tuple[str, ...]
+    growths: int = 0
+    grown_bytes: int = 0
 
     @property
     def bytes_per_number(self) -> float:
@@ -117,6 +120,7 @@ def measure_store(store: Store) -> Stats:
     """Figures of an open store."""
     device, log = store.device, store.log
     sequences = tuple(_measure_sequence(store, index) for index in store.index.sequences.values())
+    grown = store.index.dictionaries.growths
     counters = device.counters if store.writable else log.counters()
     erase_counts, units = [], 0
     for number in np.flatnonzero(device.generations()).tolist():
@@ -146,6 +150,8 @@ def measure_store(store: Store) -> Stats:
         rated_cycles=device.geometry.rated_cycles,
         dictionary_bytes=store.index.dictionaries.nbytes,
         dictionaries=tuple(basis.hex() for basis in store.index.dictionaries.held()),
+        growths=len(grown),
+        grown_bytes=sum(growth.nbytes for growth in grown),
     )
 
 

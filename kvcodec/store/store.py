@@ -32,8 +32,9 @@ from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.store.coding import Coding
 from kvcodec.store.dictionaries import dictionary_records
+from kvcodec.store.growths import check_room
 from kvcodec.store.identity import mismatch
-from kvcodec.store.index import Key, LogIndex
+from kvcodec.store.index import LogIndex
 from kvcodec.store.model import Model
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
@@ -43,7 +44,9 @@ from kvcodec.store.stats import Stats, measure_store
 
 if TYPE_CHECKING:
     from kvcodec.attention.strips import Form
+    from kvcodec.store.growing import Growing
 
+K = TypeVar("K")
 T = TypeVar("T")
 _STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
@@ -58,13 +61,14 @@ class Store:
     def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool, threads: int = 1) -> None:
         self.path, self.device = path, device
         self.durable_steps, self.journal = False, RAW
+        self.growing: Growing | None = None
         self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
         self._threads = threads
         self.lock = threading.RLock()
         self._writer: LogWriter | None = None
         self._sequences: dict[int, Sequence] = {}
         self._closed = False
-        self._will_write = writable
+        self.will_write = writable
         self._failure: KvcodecError | None = None
         resume = not writable and recovery == Recovery.TORN_TAIL
         try:
@@ -97,11 +101,19 @@ class Store:
         return self._writer is not None
 
     def begin(
-        self, model: Model | None, coding: Coding, dictionary: DictionarySet | None = None, *, embed: bool = True
+        self,
+        model: Model | None,
+        coding: Coding,
+        dictionary: DictionarySet | None = None,
+        *,
+        embed: bool = True,
+        grow: int = 0,
+        growths: int = 1,
     ) -> None:
         """Become the writer: for which model, and how sequences begun from now on are coded.
 
-        dictionary: the set that `dict` specs are bound to; with embed the log takes it up unless it holds it.
+        dictionary: the set that `dict` specs are bound to; with embed the log takes it up unless it holds it. grow,
+        growths: by how many atoms dictionaries grow, and how often at most.
         What can be refused is refused before the log is touched.
         """
         self.check_model(model)
@@ -110,7 +122,12 @@ class Store:
         for rule in policy.rules:
             if rule.policy.spec.sparse is not None:
                 self.index.dictionaries.find(rule.policy.spec.sparse.basis)
+        check_room(policy, grow)
         self._writer = LogWriter(self.device, self.log)
+        if grow:
+            from kvcodec.store.growing import Growing  # its kernels are for few logs
+
+            self.growing = Growing(self.index.dictionaries, grow, growths, self.map)
         records = [] if self.index.models else [own.record()]
         if dictionary is not None and embed and not self.index.dictionaries.is_sound(dictionary.hash):
             records += dictionary_records(dictionary, self.step_limit)
@@ -242,9 +259,15 @@ class Store:
         """Commit records to the log and enter them in the index."""
         self._enter(self.check_writable().append(records))
 
+    def grow(self) -> None:
+        """Let the sets grow for which it is time. Where the device has no room for that, they stay as they are."""
+        for step in self.growing.grow(self.log_records, self.step_limit) if self.growing else ():
+            for sequence in self._sequences.values():
+                sequence.hand_over(step.parent.hash, step.child)
+
     def _enter(self, located: Sequence_[Located]) -> None:
         self.index.enter(located)
-        if self._will_write:
+        if self.will_write:
             self._located.append(located)
 
     @property
@@ -257,7 +280,7 @@ class Store:
         """Bytes of the body of a STEP record that leave room for others in an erase block."""
         return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
 
-    def map(self, work: Callable[[Key], T], keys: Sequence_[Key]) -> list[T]:
+    def map(self, work: Callable[[K], T], keys: Sequence_[K]) -> list[T]:
         """`work` for each key, in parallel where the store has threads; the results in the keys' order."""
         if self._pool is None or len(keys) < 2:
             return [work(key) for key in keys]
