@@ -100,7 +100,7 @@ class EncodeJob:
         """Whether there is a half-made log to go on with. Raises SpecError, IdentityMismatch for one of another job."""
         if not making.exists():
             return False
-        with open_store(making, pursuit=self.coding["pursuit"]) as store:
+        with open_store(making, pursuit=self.coding.get("pursuit")) as store:
             if store.index.models:
                 self._check_log(store, surveyed)
                 return True
@@ -121,7 +121,7 @@ class EncodeJob:
     # -- an existing log ---------------------------------------------------------------------------------------
 
     def _append(self, dumps: Sequence[Named]) -> tuple[list[_Surveyed], list[int], Stats]:
-        with open_store(self.log, pursuit=self.coding["pursuit"]) as reader:
+        with open_store(self.log, pursuit=self.coding.get("pursuit")) as reader:
             surveyed = self._survey(dumps, reader.model.dtype)
             for one in surveyed:
                 check_same_model(reader.model, one.model)
