@@ -15,7 +15,8 @@ import numpy as np
 
 from tests import attention_whole
 from tests.attention_twin import PART_BITS, quantize_mean, quantize_queries
-from tests.attention_whole import MOST, Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head
+from tests.attention_whole import MOST, Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head, pack_other
+from tests.rebuilt_twin import Other
 
 SUBNORMAL, NORMAL, EXTREME = "subnormal", "normal", "extreme"
 
@@ -23,7 +24,8 @@ SUBNORMAL, NORMAL, EXTREME = "subnormal", "normal", "extreme"
 class Kind(NamedTuple):
     """How a stream is coded. bits: 16 is raw rows, of float16 with `half`. style: of scales and zeros, or of rows.
 
-    terms: above 0 are codes over a dictionary of `atoms` atoms, whose vectors have a mean or none.
+    terms: above 0 are codes over a dictionary of `atoms` atoms, whose vectors have a mean or none. turning: pairs of
+    channels that are turned by their positions. mixed: some rows are kept otherwise, raw ones of float16 with `half`.
     """
 
     bits: int
@@ -37,6 +39,8 @@ class Kind(NamedTuple):
     mean: bool = False
     sets: bool = False
     low: int = 0
+    turning: int = 0
+    mixed: bool = False
 
 
 def coded_kind(bits, by_channel, group, symmetric, style=NORMAL):
@@ -100,16 +104,19 @@ def make_dictionary(rng, kind, dim):
     if kind.style == EXTREME:
         atoms[:, :dim] = rng.choice([-128, 127], (kind.atoms, dim)) * np.sign(rng.standard_normal(dim)).astype(int)
         atoms = atoms.clip(-128, 127)
+    steps = [*rng.integers(0, 2**64, kind.turning // 2, np.uint64), *rng.integers(0, 2**58, kind.turning, np.uint64)]
+    steps = tuple(int(step) for step in steps[: kind.turning])
     if not kind.mean:
-        return Atoms(atoms), None
+        return Atoms(atoms, steps=steps), None
     mean = (rng.standard_normal(dim) * 2.0 ** rng.integers(-20, 3)).astype(np.float32)
     numbers, power = quantize_mean(mean.tolist())
-    return Atoms(atoms, np.array(numbers + [0] * (-dim % 16)), power), mean
+    return Atoms(atoms, np.array(numbers + [0] * (-dim % 16)), power, steps), mean
 
 
 def make_sparse_record(rng, kind, tokens, dim, dictionaries):
     """One head of a record of codes over a dictionary. dictionaries: those that were made."""
-    key = kind.atoms, kind.mean, kind.style == EXTREME, dim
+    kind = kind._replace(turning=min(kind.turning, dim // 2))
+    key = kind.atoms, kind.mean, kind.style == EXTREME, dim, kind.turning
     if key not in dictionaries:
         dictionaries[key] = make_dictionary(rng, kind, dim)
     long, most = pad(tokens, 64), (1 << kind.bits - 1) - 1
@@ -121,7 +128,19 @@ def make_sparse_record(rng, kind, tokens, dim, dictionaries):
     if kind.style == EXTREME and rng.random() < 0.5:
         codes[:tokens] = -most - 1
     scales[:tokens] = make_table(rng, (1, tokens), kind._replace(symmetric=True))[0][0]
-    return Sparse(kind.bits, codes, indices, scales, dictionaries[key][0], kind.sets, kind.low)
+    others = {}
+    for t in np.flatnonzero(rng.random(tokens) < 0.4).tolist() if kind.mixed else ():
+        others[t] = make_other(rng, kind, dim)
+        codes[t], indices[t], scales[t] = 0, 0, 0
+    return Sparse(kind.bits, codes, indices, scales, dictionaries[key][0], kind.sets, kind.low, others)
+
+
+def make_other(rng, kind, dim):
+    """A row kept otherwise, of any of the kinds."""
+    if rng.random() < 0.5:
+        return Other(make_rows(rng, dim, kind).tolist(), half=kind.half)
+    scales, zeros = make_table(rng, -(-dim // 32), kind._replace(bits=4, symmetric=False))
+    return Other(rng.integers(0, 16, dim).tolist(), scales.tolist(), zeros.tolist())
 
 
 def make_record(rng, kind, tokens, dim, channel_lane, dictionaries):
@@ -147,9 +166,9 @@ def make_record(rng, kind, tokens, dim, channel_lane, dictionaries):
     return Record(kind.bits, codes, kind.by_channel, kind.group, scales, zeros)
 
 
-def make_pieces(rng, kinds, sizes, dim, heads, channel_lane, dictionaries):
+def make_pieces(rng, kinds, sizes, dim, heads, channel_lane, dictionaries, begin):
     """Pieces of a stream for each head: of sizes[n] tokens, of kind n each, from any token of a record on."""
-    pieces, first = [[] for _ in range(heads)], 0
+    pieces, first = [[] for _ in range(heads)], begin
     for kind, size in zip(kinds, sizes, strict=True):
         start = int(rng.choice([0, 0, rng.integers(0, 100)]))
         tokens = start + size + int(rng.integers(0, 20))
@@ -194,14 +213,18 @@ def choose_scale(problem, spread):
 
 
 def make_problem(
-    seed, kinds, sizes, dims=(16, 16), *, kv_heads=1, per_head=1, width=16, spread=2.0, latent=False, q_style=NORMAL
-):
-    """kinds, sizes: of each stream its pieces. latent: the second stream is scored too, its tiles are token-lane."""
+    seed, kinds, sizes, dims=(16, 16), *, kv_heads=1, per_head=1, width=16, spread=2.0, latent=False, q_style=NORMAL,
+    begin=0,
+):  # fmt: skip
+    """kinds, sizes: of each stream its pieces. latent: the second stream is scored too, its tiles are token-lane.
+    begin: position of the first token.
+    """
     rng = np.random.default_rng(seed)
     uses = [(dims[0], True, False, True), (dims[1], latent, True, latent)]
     dictionaries: dict = {}
     heads = [
-        make_pieces(rng, kinds[n], sizes[n], dims[n], kv_heads, not uses[n][3], dictionaries) for n in range(len(dims))
+        make_pieces(rng, kinds[n], sizes[n], dims[n], kv_heads, not uses[n][3], dictionaries, begin)
+        for n in range(len(dims))
     ]
     q = rng.standard_normal((kv_heads * per_head, sum(dims) if latent else dims[0]))
     if q_style == EXTREME:
@@ -210,6 +233,7 @@ def make_problem(
     tokens = sum(sizes[0])
     cuts = np.unique(rng.integers(0, tokens + 1, 4)).tolist()
     ranges = [(0, tokens)] if seed % 2 else [*zip(cuts[:-1:2], cuts[1::2], strict=False)]
+    ranges = [(begin + first, begin + end) for first, end in ranges]
     problem = Problem(heads, uses, ranges, q, 1.0, width, dictionaries)
     return problem._replace(scale=choose_scale(problem, spread))
 
@@ -281,29 +305,46 @@ def hold_at_an_edge(body, n):
 
 
 def lay_sparse(records, tokens, dim, dictionaries):
-    """Bytes of the heads of a record over a dictionary, and its form."""
-    from kvcodec.attention.dictionaries import atoms_of
+    """Bytes of the heads of a record over a dictionary, its form, and the table of rows kept otherwise, or None."""
+    from kvcodec.attention.dictionaries import atoms_of, rebuilt_atoms_of
+    from kvcodec.attention.kept import find_others
     from kvcodec.attention.strips import sparse_form
     from kvcodec.sparse_spec import SparseCodes
 
     own, one = dictionaries[id(records[0].dictionary)], records[0]
     codes = SparseCodes(one.codes.shape[1], one.bits, one.sets, one.low, size=own.size)
-    form = sparse_form(codes, tokens, atoms_of(own))
+    mixed = [sorted(record.others.items()) for record in records]
+    if not any(mixed) and own.rotation is None:
+        form = sparse_form(codes, tokens, atoms_of(own))
+    else:
+        half = any(row.half for rows in mixed for _, row in rows)
+        form = sparse_form(codes, tokens, rebuilt_atoms_of(own), 1 + half)
     body = b"".join(lay_sparse_head(record, tokens) for record in records)
     assert form.head_stride * len(records) == len(body)
-    return body, form
+    if not any(mixed):
+        return body, form, None
+    kinds = np.zeros((len(records), tokens), np.uint8)
+    for head, rows in enumerate(mixed):
+        for t, row in rows:
+            kinds[head, t] = 1 if row.scales else 2
+    start = len(body)
+    return body + b"".join(pack_other(row) for rows in mixed for _, row in rows), form, find_others(kinds, start, dim)
 
 
 def make_dictionaries(problem):
     """Dictionary of kvcodec for each of a problem's, by the identity of the twins' one."""
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.rotation import Rotation
     from kvcodec.layout import StreamId
 
     return {
         id(own): Dictionary(
-            own.atoms[:, :dim].astype(np.int8), ((0, StreamId.K),), np.zeros(0, np.float32) if mean is None else mean
+            own.atoms[:, :dim].astype(np.int8),
+            ((0, StreamId.K),),
+            np.zeros(0, np.float32) if mean is None else mean,
+            Rotation(np.array(own.steps, np.uint64)) if own.steps else None,
         )
-        for (_, _, _, dim), (own, mean) in problem.dictionaries.items()
+        for (_, _, _, dim, _), (own, mean) in problem.dictionaries.items()
     }
 
 
@@ -315,12 +356,12 @@ def lay(pieces, use, forms, kept, hold_, dictionaries):
 
     rows = []
     for same in zip(*pieces, strict=True):
-        record, (tokens, wide) = same[0].record, same[0].record.codes.shape
+        record, (tokens, wide), others = same[0].record, same[0].record.codes.shape, None
         if record.bits == 16:
             body = np.stack([p.record.codes for p in same], axis=1).astype("<u2").tobytes()  # token by token
             form = raw_form(2 * wide, 2 * wide * len(same), DtypeId.FLOAT16 if record.half else DtypeId.BFLOAT16)
         elif isinstance(record, Sparse):
-            body, form = lay_sparse([p.record for p in same], tokens, use[0], dictionaries)
+            body, form, others = lay_sparse([p.record for p in same], tokens, use[0], dictionaries)
         else:
             codec = {8: CodecId.INT8, 4: CodecId.INT4, 2: CodecId.INT2}[record.bits]
             axis = Axis.CHANNEL if record.by_channel else Axis.TOKEN
@@ -329,10 +370,11 @@ def lay(pieces, use, forms, kept, hold_, dictionaries):
             body = b"".join(lay_head(p.record, not use[3]) for p in same)
             form = grouped_form(spec, StreamId.K if use[3] else StreamId.V, min(count, tokens), use[0])
             assert form.head_stride * len(same) == len(body)
-        kept.append(hold_(body, len(kept)))
+        kept += [others, hold_(body, len(kept) // 2)]
         forms.append(form)
-        rows.append((same[0].first, same[0].end, kept[-1].ctypes.data, len(forms) - 1, same[0].start))
-    columns = np.array(rows, np.int64).T if rows else np.empty((5, 0), np.int64)
+        table = 0 if others is None else others.ctypes.data
+        rows.append((same[0].first, same[0].end, kept[-1].ctypes.data, len(forms) - 1, same[0].start, table))
+    columns = np.array(rows, np.int64).T if rows else np.empty((6, 0), np.int64)
     return Spans(*map(np.ascontiguousarray, columns))
 
 
@@ -362,6 +404,7 @@ def score(problem):
     from kvcodec.attention.dictionaries import Products, used_dictionaries
     from kvcodec.attention.query import quantize_queries as quantize
     from kvcodec.attention.strips import cut_strips, form_table
+    from kvcodec.attention.turned import TurnedQueries
     from kvcodec.kernels.attend import score_strips
     from kvcodec.kernels.forms import scratch_bytes
     from kvcodec.kernels.lookup import make_tables
@@ -373,12 +416,14 @@ def score(problem):
     queries = quantize(problem.q[None, :, :dim], (dim,), problem.scale)
     tables = form_table(forms), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
     per_head, widest = len(problem.q) // len(problem.heads[0]), pad(dim, 16)
+    turned = TurnedQueries(strips, np.zeros(len(strips), np.int64), tables[0], queries, [(0, widest, 0)])
     products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, len(problem.heads[0]))
     make_tables(products.jobs, *queries, np.empty(products.work_bytes, np.uint8))
     memory = np.empty(scratch_bytes(widest, 1), np.uint8)
     logits = np.empty((len(problem.q), strips[:, 0].sum()), np.int32)
     own = (a[0] for a in queries)
     score_strips(strips, *tables, products.lookups, *own, problem.width, per_head, widest, memory, logits)
+    del turned
     wanted = []
     for h, q in enumerate(problem.q[:, :dim]):
         query = Query(*quantize_queries(q, [dim], problem.scale), problem.width)
@@ -396,6 +441,8 @@ SPARSE = [
     Kind(8, terms=3, atoms=40),
     Kind(5, terms=4, atoms=70, mean=True, sets=True, low=1),
     Kind(6, terms=2, atoms=7, sets=True, style=EXTREME),
+    Kind(6, terms=11, atoms=40, mean=True, turning=8, mixed=True),
+    Kind(8, terms=3, atoms=40, turning=16, mixed=True, half=True),
 ]
 
 

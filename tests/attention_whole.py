@@ -37,6 +37,7 @@ from tests.attention_twin import (
     weigh_rows,
     weigh_tokens,
 )
+from tests.rebuilt_twin import Other, score_rebuilt, value_rebuilt
 
 SEGMENT = 256  # channels of a stream that are scored together
 CHUNK = 64  # strips whose state is merged as one
@@ -61,19 +62,20 @@ class Record(NamedTuple):
 
 class Atoms(NamedTuple):
     """A dictionary in plain numbers: int (N, dim) and a mean of integers times 2**power, or None; channels padded to
-    16.
+    16. steps: by which the pairs of its keys turn, in 2**-64 turns.
     """
 
     atoms: np.ndarray
     mean: np.ndarray | None = None
     power: int = 0
+    steps: tuple[int, ...] = ()
 
 
 class Sparse(NamedTuple):
     """One head of a record of codes over a dictionary; tokens padded to 64.
 
     codes: coefficients (tokens, terms), of `bits` bits. scales: bfloat16 bits of each token. sets, low: how the indices
-    are kept.
+    are kept. others: rows by token that are kept otherwise.
     """
 
     bits: int
@@ -83,6 +85,11 @@ class Sparse(NamedTuple):
     dictionary: Atoms
     sets: bool = False
     low: int = 0
+    others: dict[int, Other] = {}  # noqa: RUF012
+
+    @property
+    def rebuilt(self):
+        return bool(self.others or self.dictionary.steps)
 
 
 def channels_of(record):
@@ -153,9 +160,14 @@ def score_codes(record, span, query, logits):
         logits[t] = add_logit(add_logit(logits[t], mean), part)
 
 
-def score_strip(record, start, tokens, query, logits):
-    """Add a stream's part of the logits, 256 channels after the other; of codes over a dictionary all at once."""
+def score_strip(record, start, tokens, query, logits, position):
+    """Add a stream's part of the logits, 256 channels after the other; of codes over a dictionary all at once.
+    position: of the first token.
+    """
     dim = channels_of(record)
+    if isinstance(record, Sparse) and record.rebuilt:
+        score_rebuilt(record, start, tokens, position, query, logits)
+        return
     if isinstance(record, Sparse):
         score_codes(record, slice(start, start + tokens), query._replace(numbers=query.numbers[:dim]), logits)
         return
@@ -226,18 +238,20 @@ def value_strip(record, start, tokens, shares, exponent, state):
     take(record, begin, end, padded, exponent, state)
 
 
-def attend_strip(tokens, places, query, state, held):
+def attend_strip(tokens, position, places, query, state, held):
     """places: a (record, start, scored, valued, first number of the query) for each stream. held: a dictionary and the
     buckets of its atoms, or None; those after the strip are returned.
     """
     logits = [0] * tokens
     for record, start, scored, valued, at in places:
         if scored:
-            score_strip(record, start, tokens, query._replace(numbers=query.numbers[at:]), logits)
+            score_strip(record, start, tokens, query._replace(numbers=query.numbers[at:]), logits, position)
         if valued:
             exponent, shares = weigh_logits(logits)
             count_shares(state, exponent, sum(shares))
-            if isinstance(record, Sparse):
+            if isinstance(record, Sparse) and record.rebuilt:
+                value_rebuilt(record, start, tokens, position, shares, exponent, state)
+            elif isinstance(record, Sparse):
                 held = hold_codes(record, slice(start, start + tokens), shares, exponent, state, held)
             else:
                 value_strip(record, start, tokens, shares, exponent, state)
@@ -319,7 +333,7 @@ def attend(streams, uses, ranges, query, top=None, low=MOST):
         chunk, held = State(width), None
         for first, end in strips[n : n + CHUNK]:
             places = find_places(streams, uses, first, MOST if first in top else low)
-            held = attend_strip(end - first, places, query, chunk, held)
+            held = attend_strip(end - first, first, places, query, chunk, held)
         empty_held(held, chunk)
         merge_state(state, chunk)
     return state
@@ -331,7 +345,7 @@ def score_strips(streams, ranges, query, low=MOST):
     for first, end in cut_ranges(streams, ranges):
         own = [0] * (end - first)
         for record, start, _, _, at in find_places(streams, [(True, False)] * len(streams), first, low):
-            score_strip(record, start, end - first, query._replace(numbers=query.numbers[at:]), own)
+            score_strip(record, start, end - first, query._replace(numbers=query.numbers[at:]), own, first)
         logits += own
     return logits
 
@@ -375,6 +389,15 @@ def pack_row(record, token):
         packed = b"".join(pack_set(tier, size) for tier in (indices[: record.low], indices[record.low :]) if tier)
     bits = sum((c & mask) << record.bits * j for j, c in enumerate(codes))
     return packed, bits.to_bytes(-(-len(codes) * record.bits // 8), "little")
+
+
+def pack_other(row):
+    """Bytes of a row kept otherwise."""
+    if not row.scales:
+        return np.array(row.codes, "<u2").tobytes()
+    codes = np.array(row.codes + [0] * (-len(row.codes) % 16))
+    packed = (codes[::2] | codes[1::2] << 4).astype(np.uint8)
+    return np.array(row.scales, "<u2").tobytes() + np.array(row.zeros, "<i2").tobytes() + packed.tobytes()
 
 
 def lay_sparse_head(record, tokens):

@@ -62,10 +62,10 @@ def align_row(row, count, half, numbers):
 
 
 @jit
-def score_rows(row, stride, tokens, dim, half, numbers, weights, shift, factor, logits):
+def score_rows(row, stride, tokens, dim, half, numbers, weights, shift, factor, logits, totals):
     raw_rows.align_rows(row, stride, tokens, dim, dim, half, numbers)
     shift = np.int64(shift) - np.int64(raw_rows.BIAS[half])
-    raw_rows.score_rows(numbers, dim, tokens, dim, numbers + 128 * dim, 4, weights, (shift, factor), logits)
+    raw_rows.score_rows(numbers, dim, tokens, dim, numbers + 128 * dim, 4, weights, (shift, factor), logits, totals)
 
 
 @jit
@@ -257,7 +257,9 @@ def test_raw_rows(seed, tokens, columns, half, style):
     logits = np.zeros(64, np.int32)
     numbers = rng.integers(-(2**15), 2**15, 64 * (dim + 2), np.int16)
     places = address(numbers), address(halves)
-    score_rows(address(rows), rows.strides[0], tokens, dim, int(half), *places, shift, factor, address(logits))
+    scale, totals = (shift, factor), np.empty(4, np.int64)
+    places += *scale, address(logits), address(totals)
+    score_rows(address(rows), rows.strides[0], tokens, dim, int(half), *places)
     assert ints(logits[:tokens]) == twin.score_rows(rows[:, :dim], half, weights, shift, factor)
     shares = np.where(rng.random(64) < 0.3, 0, rng.integers(0, 65536, 64)).astype(np.int32)
     weights, halves, _ = draw_weights(rng, 64)

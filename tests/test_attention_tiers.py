@@ -101,7 +101,7 @@ def test_the_documents_choice_is_that_of_tiles(share):
 
     rng, blocks_, heads = np.random.default_rng(0), 15, 3
     peaks = rng.integers(-5, 5, (heads, blocks_, 4)).astype(np.int32)  # with equals
-    strips = np.array([[64, 0, 0, 64 * n] for n in range(blocks_)], np.int64)
+    strips = np.array([[64, 64 * n, 0, 0, 64 * n, 0, 0] for n in range(blocks_)], np.int64)
     tiered = rng.random(blocks_) < 0.8
     top = _choose_tiles(strips, peaks, tiered, Fraction(share))
     tiles = peaks[:, tiered].reshape(heads, -1).T.tolist()

@@ -182,7 +182,7 @@ def test_strips_are_cut_where_the_twin_cuts_them(seed, tokens):
             Piece(a, b, Record(16, np.zeros((0, 16))), int(s))
             for a, b, s in zip(edges, edges[1:], starts, strict=False)
         ]
-        rows = [(p.first, p.end, 1000 * n, n, p.start) for n, p in enumerate(pieces)]
+        rows = [(p.first, p.end, 1000 * n, n, p.start, 7 * n) for n, p in enumerate(pieces)]
         streams.append(pieces)
         spans.append(Spans(*np.array(rows, np.int64).T))
     cuts = np.unique(rng.integers(0, tokens + 1, 6)).tolist()
@@ -191,10 +191,10 @@ def test_strips_are_cut_where_the_twin_cuts_them(seed, tokens):
     wanted = attention_whole.cut_ranges(streams, ranges)
     rows = []
     for first, end in wanted:
-        row = [end - first]
+        row = [end - first, first]
         for pieces in streams:
             n = next(n for n, p in enumerate(pieces) if p.first <= first < p.end)
-            row += [1000 * n, n, pieces[n].start + first - pieces[n].first]
+            row += [1000 * n, n, pieces[n].start + first - pieces[n].first, 7 * n, 0]
         rows.append(row)
     assert strips.tolist() == rows
 

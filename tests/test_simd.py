@@ -88,8 +88,11 @@ PARTS = {
         "add_outputs",
         "unpack_codes",
         "score_codes",
+        "rebuild_rows",
+        "place_others",
+        "turn_query",
     ],
-    "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes"],
+    "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes", "rebuild_rows"],
     "merge_slots": [],
     "make_tables": ["multiply_atoms"],
 }

@@ -16,6 +16,7 @@ from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, Spans, cut_strips, form_of, form_table
 from kvcodec.attention.tiers import Tiered, prepare, take_tiers
+from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
 from kvcodec.codecs.codec import take_body, take_out
 from kvcodec.errors import ShapeError, SpecError
@@ -109,6 +110,8 @@ class Scores:
         numbers, shifts, factors = (array[0] for array in queries)
         dim, strips = align(k.dim, TILE_LANES), _cut(spans, k.tokens)
         tables = form_table(forms), np.array([[dim, 0, 1, 0, 1]], np.int64)
+        asked = np.zeros(len(strips), np.int64)
+        self._kept.append(TurnedQueries(strips, asked, tables[0], queries, [(0, dim, 0)]))
         products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, k.heads)
         work, memory = (take_out(None, (n,), np.uint8) for n in (products.work_bytes, scratch_bytes(dim, 1)))
         self._logits = np.empty((len(numbers), k.tokens), np.int32)
@@ -142,8 +145,6 @@ def check_bits(query_bits: int) -> None:
 
 def _pad_rows(encoded: EncodedArray) -> EncodedArray:
     """The same tokens, raw rows of them padded to whole vectors of 16 channels: kernels read no others."""
-    if encoded.dictionary is not None and encoded.dictionary.rotation is not None:
-        encoded = encode_array(decode_array(encoded), "raw", stream=encoded.stream)
     if encoded.spec.codec != CodecId.RAW or encoded.dim % TILE_LANES == 0:
         return encoded
     rows = decode_array(encoded)
@@ -176,6 +177,6 @@ def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Span
             forms.append(form_of(encoded.spec, encoded.stream, tokens, encoded.dim, encoded.dtype, dictionary))
             number = np.arange(len(own), dtype=np.int64)
             begin, place = first + number * tokens, own.ctypes.data + number * own.strides[0]
-            form, start = np.full(len(own), len(forms) - 1), np.zeros(len(own), np.int64)
-            parts.append(Spans(begin, begin + tokens, place, form, start))
+            form, zeros = np.full(len(own), len(forms) - 1), np.zeros(len(own), np.int64)
+            parts.append(Spans(begin, begin + tokens, place, form, zeros, zeros))
     return Spans.join(parts)

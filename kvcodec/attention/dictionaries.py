@@ -10,14 +10,18 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.columns import FORM, place_column
 from kvcodec.attention.query import Queries
 from kvcodec.codecs.codec import take_out
 from kvcodec.codecs.dictionary import Dictionary
-from kvcodec.layout import TILE_LANES, align
+from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, align
 
 _ATOMS = 64  # that kernels multiply at a time
+_BLOCK = CHANNEL_LANE_TOKENS
+TURNED_AT_ONCE = 64 * _BLOCK  # positions for which a query is turned at once
 _QUAD = 4  # query heads of a KV head that share a table
 _MEAN_BITS = 22
+_WIDE = 32  # channels that rebuilding sums at a time
 
 
 class Atoms:
@@ -39,9 +43,35 @@ class Atoms:
             self._mean[: own.dim] = np.rint(np.ldexp(own.mean.astype(np.float64), -exponent))
         mean = self._mean.ctypes.data if own.has_mean else 0
         fields = self._atoms.ctypes.data, own.size, self.padded, dim, mean, exponent
-        self._header = np.array(fields, np.int64)
+        self._header = np.array([*fields, own.dim, *(0,) * 6], np.int64)
         self.address = self._header.ctypes.data
+        self.rotation = own.rotation
+        self._to_rebuild: tuple[NDArray[Any], ...] = ()
 
+    def prepare_rebuilding(self) -> None:
+        """Make what kernels/rebuild.py takes, once: a second copy of the atoms, and turns of the nearest positions."""
+        if self._to_rebuild:
+            return
+        from kvcodec.kernels._rebuild import ATOM_ORDER, BIAS, SUM_ORDER
+        from kvcodec.kernels.rebuild import MEAN_ROOM
+
+        wide = align(self.dim, _WIDE)
+        mean = np.ascontiguousarray(self._mean.reshape(-1, TILE_LANES)[:, SUM_ORDER] << np.int32(MEAN_ROOM))
+        biased = take_out(None, (self.padded, wide), np.uint8)
+        biased[...] = BIAS
+        biased[:, : self.dim] = self._atoms.astype(np.int16) + BIAS
+        biased[...] = biased.reshape(-1, wide // _WIDE, _WIDE)[:, :, ATOM_ORDER].reshape(biased.shape)
+        greatest = max(int(np.abs(self._atoms.astype(np.int16)).max()), 1)
+        near = far = np.zeros((0, 2, 0), np.int32)
+        if self.rotation is not None:
+            near = np.minimum((self.rotation.turns(np.arange(2 * _BLOCK)) + (1 << 14)) >> 15, 32767).astype(np.int16)
+            far = self.rotation.turns(np.arange(0, TURNED_AT_ONCE, _BLOCK))
+        addresses = near.shape[2], near.ctypes.data, far.ctypes.data
+        self._header[7:] = greatest, biased.ctypes.data, mean.ctypes.data, *addresses
+        self._to_rebuild = biased, mean, near, far
+
+
+DICTIONARY, REBUILT = -2, -1  # columns of a form
 
 _lock = threading.Lock()
 _known: WeakKeyDictionary[Dictionary, Atoms] = WeakKeyDictionary()
@@ -56,6 +86,14 @@ def atoms_of(own: Dictionary) -> Atoms:
             found = _known[own] = Atoms(own)
             _by_address[found.address] = found
         return found
+
+
+def rebuilt_atoms_of(own: Dictionary) -> Atoms:
+    """The same for rows that are rebuilt from their codes."""
+    found = atoms_of(own)
+    with _lock:
+        found.prepare_rebuilding()
+    return found
 
 
 def atoms_at(address: int) -> Atoms:
@@ -111,11 +149,13 @@ def _cut_quads(queries: int, kv_heads: int, per_head: int) -> tuple[NDArray[np.i
 
 
 def used_dictionaries(strips: NDArray[np.int64], forms: NDArray[np.int64], streams: int) -> NDArray[np.int64]:
-    """int64 (streams, forms): addresses of the dictionaries of the forms that strips name for each stream, else 0."""
+    """int64 (streams, forms): addresses of the dictionaries of the forms that strips name for each stream, else 0:
+    where a form has none, or rows are rebuilt.
+    """
     used = np.zeros((streams, len(forms)), np.int64)
     for n in range(streams):
-        own = np.unique(strips[:, 3 * n + 2])
-        used[n, own] = forms[own, -1]
+        own = np.unique(strips[:, place_column(n) + FORM])
+        used[n, own] = forms[own, DICTIONARY] * (forms[own, REBUILT] == 0)
     return used
 
 

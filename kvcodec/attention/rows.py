@@ -29,9 +29,9 @@ class Found:
             self.forms.append(form)
         return self.forms.index(form)
 
-    def add(self, first: int, end: int, place: int, form: Form, start: int) -> None:
-        """Tokens first … end - 1 are in a record at an address from its token `start` on."""
-        row = (first, end, place, self.number(form), start)
+    def add(self, first: int, end: int, place: int, form: Form, start: int, kept: int = 0) -> None:
+        """Tokens first … end - 1 are in a record at an address from its token `start` on. kept: see `Spans`."""
+        row = (first, end, place, self.number(form), start, kept)
         self.parts.append(Spans(*(np.array([n], np.int64) for n in row)))
 
     def add_raw(self, first: int, rows: NDArray[np.uint16], dtype: DtypeId) -> None:
@@ -61,11 +61,22 @@ class Found:
             self.kept.append(dictionary)
             self.add_body(first, first + tokens, laid.body[0], form, 0)
 
-    def add_body(self, first: int, end: int, body: NDArray[np.uint8], form: Form, start: int) -> None:
-        """The heads of a GROUP record that was copied into memory, (heads, bytes), of codes: see `add`."""
+    def add_body(
+        self,
+        first: int,
+        end: int,
+        body: NDArray[np.uint8],
+        form: Form,
+        start: int,
+        others: NDArray[np.int64] | None = None,
+    ) -> None:
+        """The heads of a GROUP record of codes that was copied into memory, and the table of the rows behind them that
+        are none.
+        """
         body = np.ascontiguousarray(body)
-        self.kept.append(body)
-        self.add(first, end, body.ctypes.data, form._replace(copied=1), start)
+        self.kept += [body, others]
+        kept = 0 if others is None else others.ctypes.data
+        self.add(first, end, body.ctypes.data, form._replace(copied=1), start, kept)
 
     def take(self, other: Found) -> None:
         """What another one has."""

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.columns import FORM, KEPT, TOKENS, place_column
 from kvcodec.attention.dictionaries import Products, bucket_room, used_dictionaries
 from kvcodec.attention.query import Queries
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, form_table
+from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs.codec import take_out
 from kvcodec.layout import TILE_LANES, align
 
@@ -125,6 +127,7 @@ class Prepared:
             Wave.of(chunks[n : n + wave], task.kv_heads, count, threads) for n in range(0, len(chunks), wave)
         ]
         strips, forms, streams = tables_of(task)
+        self._turned = turned_of(task, strips, forms, streams)
         used = used_dictionaries(strips, forms, len(streams))
         self._products = products or products_of(task, used, streams)
         rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
@@ -195,7 +198,7 @@ class Wave(NamedTuple):
 
 def tables_of(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Strips of all queries, forms and streams, as kernels take them."""
-    strips = np.concatenate(task.strips) if task.strips else np.empty((0, 1 + 3 * len(task.uses)), np.int64)
+    strips = np.concatenate(task.strips) if task.strips else np.empty((0, place_column(len(task.uses))), np.int64)
     streams, at = [], 0
     for use in task.uses:
         streams.append((align(use.dim, TILE_LANES), at, use.scored, use.valued, use.token_lane))
@@ -207,6 +210,15 @@ def tables_of(task: Task) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
     )
 
 
+def turned_of(
+    task: Task, strips: NDArray[np.int64], forms: NDArray[np.int64], streams: NDArray[np.int64]
+) -> TurnedQueries:
+    """Queries turned for the keys of strips, those of all queries, in which their addresses are entered."""
+    asked = np.repeat(np.arange(len(task.strips)), [len(own) for own in task.strips])
+    scored = [(n, *row[:2]) for n, row in enumerate(streams.tolist()) if row[2]]
+    return TurnedQueries(strips, asked, forms, task.queries, scored)
+
+
 def products_of(task: Task, used: NDArray[np.int64], streams: NDArray[np.int64]) -> Products:
     """Tables of products for the dictionaries that scored streams use."""
     return Products(used * streams[:, 2:3], streams[:, 1].tolist(), task.queries, task.kv_heads)
@@ -214,10 +226,15 @@ def products_of(task: Task, used: NDArray[np.int64], streams: NDArray[np.int64])
 
 def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:
     """Bytes of records and raw rows that strips read, all KV heads."""
-    total = 0
+    total = kept = 0
     for n, use in enumerate(task.uses):
         dim = align(use.dim, TILE_LANES)
-        alike, times = np.unique(strips[:, 0] + _MANY * strips[:, 3 * n + 2], return_counts=True)
+        column = place_column(n)
+        alike, times = np.unique(strips[:, TOKENS] + _MANY * strips[:, column + FORM], return_counts=True)
         for one, number in zip(alike.tolist(), times.tolist(), strict=True):
             total += number * task.forms[one // _MANY].bytes_read(one % _MANY, dim)
-    return total * task.kv_heads
+        if strips[:, column + KEPT].any():
+            from kvcodec.kernels.kept import count_kept
+
+            kept += int(count_kept(strips, n, form_table(task.forms), task.kv_heads))
+    return total * task.kv_heads + kept

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.attention.dictionaries import Atoms, atoms_at, atoms_of
+from kvcodec.attention.columns import FORM, KEPT, PLACE, POSITION, START, TOKENS, place_column
+from kvcodec.attention.dictionaries import Atoms, atoms_at, atoms_of, rebuilt_atoms_of
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.sections import scale_shape, sparse_sections
@@ -18,6 +19,7 @@ from kvcodec.spec import CodecSpec
 
 BLOCK = CHANNEL_LANE_TOKENS
 _NOTHING = np.empty(0, np.int64)
+_REBUILT = {DtypeId.BFLOAT16: 1, DtypeId.FLOAT16: 2}
 
 
 class Form(NamedTuple):
@@ -39,10 +41,11 @@ class Form(NamedTuple):
     low: int = 0
     read: int = 0
     dictionary: int = 0
+    rebuilt: int = 0
     copied: int = 0
 
     def bytes_read(self, tokens: int, dim: int) -> int:
-        """Bytes of one head that a strip of `tokens` tokens reads, whole tiles of them."""
+        """Bytes of one head that a strip of `tokens` tokens reads, whole tiles of them, but for rows kept otherwise."""
         if self.bits == 16:
             return 2 * tokens * dim
         tiles = -(-tokens // TILE_LANES) * TILE_LANES
@@ -85,22 +88,34 @@ def raw_form(head_stride: int, row_stride: int, dtype: DtypeId) -> Form:
     return Form(16, 0, 0, 0, 0, 0, head_stride, row_stride, int(dtype == DtypeId.FLOAT16))
 
 
-def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms) -> Form:
-    """Form of a GROUP record of `tokens` rows of codes over a dictionary."""
+def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms, rebuilt: int = 0) -> Form:
+    """Form of a GROUP record of `tokens` rows of codes over a dictionary. rebuilt: see kernels/forms.py."""
     codes = codes.bound_to(atoms.size, codes.basis)
     sections = sparse_sections(tokens, codes.code_bytes)
     strides = codes.index_bytes, sections.total, codes.code_bytes
     kept = codes.atoms, int(codes.sets), codes.low, codes.index_bytes
-    return Form(codes.bits, 0, 0, 0, sections.metadata, *strides, 0, *kept, atoms.address)
+    return Form(codes.bits, 0, 0, 0, sections.metadata, *strides, 0, *kept, atoms.address, rebuilt)
 
 
 def form_of(
-    spec: CodecSpec, stream: StreamId, tokens: int, dim: int, dtype: DtypeId, dictionary: Dictionary | None = None
+    spec: CodecSpec,
+    stream: StreamId,
+    tokens: int,
+    dim: int,
+    dtype: DtypeId,
+    dictionary: Dictionary | None = None,
+    *,
+    mixed: bool = False,
 ) -> Form:
-    """Form of a GROUP record; of codes over a dictionary good as long as the dictionary is there. Raises SpecError."""
+    """Form of a GROUP record; of codes over a dictionary good as long as the dictionary is there. Raises SpecError.
+
+    mixed: some of its rows are kept otherwise.
+    """
     if spec.sparse is not None:
         if dictionary is None:
             raise SpecError(f"{spec} needs a dictionary")
+        if mixed or dictionary.rotation is not None:
+            return sparse_form(spec.sparse, tokens, rebuilt_atoms_of(dictionary), _REBUILT[dtype])
         return sparse_form(spec.sparse, tokens, atoms_of(dictionary))
     if spec.codec == CodecId.RAW:
         return raw_form(codec_for(spec, stream).sections(tokens, dim).total, 2 * dim, dtype)
@@ -111,7 +126,8 @@ class Spans(NamedTuple):
     """Where the tokens of one stream lie, in token order: int64 arrays of one length.
 
     first, end: tokens of the sequence. place: address of the record's first head, or of its first row. form: number of
-    the record's form. start: token of the record that is token `first` of the sequence.
+    the record's form. start: token of the record that is token `first` of the sequence. kept: address of the record's
+    table of rows kept otherwise, or 0.
     """
 
     first: NDArray[np.int64] = _NOTHING
@@ -119,6 +135,7 @@ class Spans(NamedTuple):
     place: NDArray[np.int64] = _NOTHING
     form: NDArray[np.int64] = _NOTHING
     start: NDArray[np.int64] = _NOTHING
+    kept: NDArray[np.int64] = _NOTHING
 
     @classmethod
     def join(cls, parts: list[Spans]) -> Spans:
@@ -126,7 +143,7 @@ class Spans(NamedTuple):
 
 
 def cut_strips(streams: list[Spans], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Strips (n, 1 + 3 streams) of the tokens of ranges (m, 2), ascending.
+    """Strips (n, columns of kernels/forms.py) of the tokens of ranges (m, 2), ascending; no query is turned yet.
 
     Raises LookupError where a stream lacks a token. A strip lies within one range, and within 64 tokens of one record
     of each stream that begin at a multiple of 64.
@@ -139,15 +156,16 @@ def cut_strips(streams: list[Spans], ranges: NDArray[np.int64]) -> NDArray[np.in
     within = np.searchsorted(ranges[:, 0], first, side="right") - 1
     inside = (within >= 0) & (end <= ranges[np.maximum(within, 0), 1]) if len(ranges) else np.zeros(len(first), bool)
     first, end = first[inside], end[inside]
-    strips = np.empty((len(first), 1 + 3 * len(streams)), np.int64)
-    strips[:, 0] = end - first
+    strips = np.zeros((len(first), place_column(len(streams))), np.int64)
+    strips[:, TOKENS], strips[:, POSITION] = end - first, first
     for n, spans in enumerate(streams):
         at = np.searchsorted(spans.first, first, side="right") - 1
         if len(at) and (at[0] < 0 or (end > spans.end[at]).any()):
             raise LookupError
-        strips[:, 3 * n + 1] = spans.place[at]
-        strips[:, 3 * n + 2] = spans.form[at]
-        strips[:, 3 * n + 3] = spans.start[at] + first - spans.first[at]
+        column = place_column(n)
+        strips[:, column + PLACE], strips[:, column + FORM] = spans.place[at], spans.form[at]
+        strips[:, column + START] = spans.start[at] + first - spans.first[at]
+        strips[:, column + KEPT] = spans.kept[at]
     return strips
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.columns import FORM, POSITION, START, TOKENS, place_column
 from kvcodec.attention.dictionaries import used_dictionaries
-from kvcodec.attention.run import Crew, Memory, Prepared, Task, Wave, cut_chunks, products_of, tables_of
+from kvcodec.attention.run import Crew, Memory, Prepared, Task, Wave, cut_chunks, products_of, tables_of, turned_of
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import BLOCK, Form
 from kvcodec.errors import SpecError
@@ -25,6 +26,8 @@ from kvcodec.sparse_spec import MAX_ATOMS, SparseCodes
 
 _TILES = BLOCK // TILE_LANES  # of a block
 _VALUED = 3  # column of a table of streams
+_FIRST = place_column(0)
+_FORMS, _STARTS = (slice(_FIRST + column, None, place_column(1) - _FIRST) for column in (FORM, START))
 
 
 class Tiers(NamedTuple):
@@ -64,13 +67,15 @@ class Tiered:
         self._task = task = task._replace(forms=forms)
         scored = [n for n, use in enumerate(task.uses) if use.scored]  # before all others
         self._few = [_lower_strips(strips, scored, forms, lower) for strips in task.strips]
-        self._tiered = [(a[:, 2::3] != b[:, 2::3]).any(axis=1) for a, b in zip(task.strips, self._few, strict=True)]
+        self._tiered = [(a[:, _FORMS] != b[:, _FORMS]).any(axis=1) for a, b in zip(task.strips, self._few, strict=True)]
         strips, table, streams = tables_of(task._replace(strips=task.strips + self._few))
         self._products = products_of(task, used_dictionaries(strips, table, len(streams)), streams)
         self._crew = Crew(task, self._products, room=0, threads=threads, pool=pool)
-        first, streams = tables_of(task._replace(strips=self._few))[0], streams[: len(scored)].copy()
+        lowered = task._replace(strips=self._few)
+        first, streams = tables_of(lowered)[0], streams[: len(scored)].copy()
         streams[:, _VALUED] = 0
-        first = np.ascontiguousarray(first[:, : 1 + 3 * len(scored)])
+        first = np.ascontiguousarray(first[:, : place_column(len(scored))])
+        self._turned = turned_of(lowered, first, table, streams)
         rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
         self._given = first, table, streams, *rest
         self._peaks = np.empty((task.queries.numbers.shape[1], len(first), _TILES), np.int32)
@@ -120,9 +125,9 @@ def _lower_strips(
     coded = np.array([form.coded for form in forms], bool)
     keyed = np.zeros(len(strips), bool)
     for n in scored:
-        keyed |= coded[strips[:, 3 * n + 2]]
+        keyed |= coded[strips[:, place_column(n) + FORM]]
     few = strips.copy()
-    few[:, 2::3] = np.where(keyed[:, None], lower[strips[:, 2::3]], strips[:, 2::3])
+    few[:, _FORMS] = np.where(keyed[:, None], lower[strips[:, _FORMS]], strips[:, _FORMS])
     return few
 
 
@@ -130,8 +135,8 @@ def _spread(strips: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     """Of strips and the four tiles of their block of the first stream, (n, 4): from which token of the strip on a tile
     is, up to which one, and whether there is any.
     """
-    edges = TILE_LANES * np.arange(_TILES + 1) - strips[:, 3:4] % BLOCK
-    edges = edges.clip(0, strips[:, :1])
+    edges = TILE_LANES * np.arange(_TILES + 1) - strips[:, [_FIRST + START]] % BLOCK
+    edges = edges.clip(0, strips[:, [TOKENS]])
     return edges[:, :-1], edges[:, 1:], edges[:, :-1] < edges[:, 1:]
 
 
@@ -146,7 +151,7 @@ def _choose_tiles(
     if not len(rows):
         return top
     liked = (peaks - peaks.max(axis=(1, 2), keepdims=True)).max(axis=0)[rows, tiles]  # MASKED leaves room for it
-    records, numbers = strips[rows, 1], strips[rows, 3] // BLOCK * _TILES + tiles
+    records, numbers = strips[rows, _FIRST], strips[rows, _FIRST + START] // BLOCK * _TILES + tiles
     begins = np.concatenate([[True], (records[1:] != records[:-1]) | (numbers[1:] != numbers[:-1])])
     best = np.maximum.reduceat(liked, np.flatnonzero(begins))
     chosen = np.zeros(len(best), bool)
@@ -167,6 +172,7 @@ def _cut_tiers(whole: NDArray[np.int64], few: NDArray[np.int64], top: NDArray[np
     rows, high, last = rows[begins], high[begins], end[rows[ends], tiles[ends]]
     at = first[rows, tiles[begins]]
     strips = np.where(high[:, None], whole[rows], few[rows])
-    strips[:, 0] = last - at
-    strips[:, 3::3] += at[:, None]
+    strips[:, TOKENS] = last - at
+    strips[:, POSITION] += at
+    strips[:, _STARTS] += at[:, None]
     return strips

@@ -15,6 +15,7 @@ from kvcodec.codecs import EncodedArray
 from kvcodec.codecs.dictionary import Dictionary, quantize_atoms
 from kvcodec.codecs.planes import lay_planes, pack_rows
 from kvcodec.codecs.pursuit import empty_codes
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 
@@ -30,14 +31,16 @@ class Cache(NamedTuple):
     v: NDArray[np.float32]
 
 
-def make_values(heads: int, tokens: int, seed: int, offset: float = _OFFSET) -> NDArray[np.float32]:
-    """float32 (heads, tokens, HEAD_DIM), exactly bfloat16, of standard deviation 1.
+def make_values(
+    heads: int, tokens: int, seed: int, offset: float = _OFFSET, dim: int = HEAD_DIM
+) -> NDArray[np.float32]:
+    """float32 (heads, tokens, dim), exactly bfloat16, of standard deviation 1.
 
     offset: standard deviation of what each channel is off 0.
     """
     random = np.random.default_rng(seed)
-    offsets = random.standard_normal(HEAD_DIM).astype(np.float32) * np.float32(offset)
-    block = random.standard_normal((heads, min(tokens, _BLOCK), HEAD_DIM), np.float32) + offsets
+    offsets = random.standard_normal(dim).astype(np.float32) * np.float32(offset)
+    block = random.standard_normal((heads, min(tokens, _BLOCK), dim), np.float32) + offsets
     block = block.astype(ml_dtypes.bfloat16).astype(np.float32)
     return np.tile(block, (1, -(-tokens // _BLOCK), 1))[:, :tokens]
 
@@ -49,10 +52,15 @@ def make_cache(q_heads: int, kv_heads: int, tokens: int) -> Cache:
     return Cache(q, make_values(kv_heads, tokens, 1), make_values(kv_heads, tokens, 2, 0.0))
 
 
-def make_dictionary(atoms: int) -> Dictionary:
-    """Random atoms of one length."""
-    rows = np.random.default_rng(3).standard_normal((atoms, HEAD_DIM))
-    return Dictionary(quantize_atoms(rows / np.linalg.norm(rows, axis=1, keepdims=True)), ((0, StreamId.K),))
+def make_dictionary(atoms: int, dim: int = HEAD_DIM, *, turned: bool = False) -> Dictionary:
+    """Random atoms of one length; turned: of keys from before their rotary embedding, with a mean, as these have."""
+    random = np.random.default_rng(3)
+    rows = random.standard_normal((atoms, dim))
+    own, use = quantize_atoms(rows / np.linalg.norm(rows, axis=1, keepdims=True)), (0, StreamId.K)
+    if not turned:
+        return Dictionary(own, (use,))
+    mean = random.standard_normal(dim).astype(np.float32)
+    return Dictionary(own, (use,), mean, Rotation.of_base(10_000.0, dim))
 
 
 @functools.lru_cache(maxsize=4)
@@ -79,11 +87,11 @@ def make_codes(
     codes.coefficients[:] = random.integers(-most, most + 1, codes.coefficients.shape)
     codes.coefficients[:, own.atoms if kept is None else kept :] = 0
     length = float(np.linalg.norm(dictionary.atoms.astype(np.float64), axis=1).mean()) * most * math.sqrt(own.atoms / 3)
-    scales = random.uniform(0.5, 1.5, len(codes.scales)) * math.sqrt(HEAD_DIM) / length
+    scales = random.uniform(0.5, 1.5, len(codes.scales)) * math.sqrt(dictionary.dim) / length
     codes.counts[:] = own.atoms
     codes.scales[:] = scales.astype(ml_dtypes.bfloat16).view(np.uint16)
     body = lay_planes(pack_rows(codes, own).reshape(tokens, heads, -1), bound.group, own)
-    shape = tokens, heads, HEAD_DIM
+    shape = tokens, heads, dictionary.dim
     errors = np.zeros(body.shape[:2], np.uint16)
     return EncodedArray(bound, stream, DtypeId.BFLOAT16, *shape, body, body[:0], errors, dictionary)
 

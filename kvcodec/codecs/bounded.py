@@ -100,22 +100,32 @@ class BoundedCodec(SparseCodec):
 
         Raises CorruptRecord with the byte of the body where it is not what an encoder writes.
         """
+        mixed, codes = self._take_mixed(body, bitmap, tokens, dim, heads)
+        rows = self._rows.rebuild(codes).reshape(tokens, heads, dim)
+        rows = self._rows.turn(rows, self._rows.positions(tokens))
+        out: NDArray[Any] = rows if wide else narrow(rows, dtype)
+        int4, raw = mixed.rows(INT4, dim), mixed.rows(RAW, dim)
+        by_head = out.transpose(1, 0, 2)
+        by_head[mixed.kinds == INT4] = self._int4.decode(int4[:, None], dim, dtype, as_float32=wide)[:, 0]
+        bits = np.ascontiguousarray(raw).view("<u2")
+        by_head[mixed.kinds == RAW] = widen(bits, dtype) if wide else bits
+        return out
+
+    def check_mixed(self, body: NDArray[np.uint8], bitmap: int, tokens: int, dim: int, heads: int) -> Mixed:
+        """The parts of such a body. Raises CorruptRecord as decode_mixed does."""
+        return self._take_mixed(body, bitmap, tokens, dim, heads)[0]
+
+    def _take_mixed(
+        self, body: NDArray[np.uint8], bitmap: int, tokens: int, dim: int, heads: int
+    ) -> tuple[Mixed, Codes]:
         mixed = take_mixed(body, bitmap, heads, tokens, self.sections(tokens, dim).total, dim)
         try:
             codes = self._unpack(mixed.sections[None], tokens)
         except CorruptRecord as error:
             raise CorruptRecord(bitmap + error.offset, error.why) from None
         _check_unused(mixed, codes, bitmap)
-        rows = self._rows.rebuild(codes).reshape(tokens, heads, dim)
-        rows = self._rows.turn(rows, self._rows.positions(tokens))
-        out: NDArray[Any] = rows if wide else narrow(rows, dtype)
-        int4, raw = mixed.rows(INT4, dim), mixed.rows(RAW, dim)
-        _check_scales(int4, mixed, len(body), dim)
-        by_head = out.transpose(1, 0, 2)
-        by_head[mixed.kinds == INT4] = self._int4.decode(int4[:, None], dim, dtype, as_float32=wide)[:, 0]
-        bits = np.ascontiguousarray(raw).view("<u2")
-        by_head[mixed.kinds == RAW] = widen(bits, dtype) if wide else bits
-        return out
+        _check_scales(mixed.rows(INT4, dim), mixed, len(body), dim)
+        return mixed, codes
 
     def recode(self, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint16]:
         """Rows (tokens, heads, dim) as a record of them is decoded."""

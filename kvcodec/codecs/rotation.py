@@ -65,6 +65,14 @@ class Rotation:
         """Rows as they were before that."""
         return self._turned(rows, positions, back=True)
 
+    def turns(self, positions: NDArray[Any]) -> NDArray[np.int32]:
+        """int32 (positions, 2, pairs): cosines and sines of the pairs' angles at positions, in units of 2**-30."""
+        from kvcodec.kernels.rotation import find_turns
+
+        turns = np.empty((len(positions), 2, self.pairs), np.int32)
+        find_turns(np.asarray(positions, np.int64), self.steps, _points(), turns)
+        return turns
+
     def _turned(self, rows: NDArray[Any], positions: NDArray[Any], *, back: bool) -> NDArray[np.float32]:
         from kvcodec.kernels.rotation import turn_rows
 

@@ -121,9 +121,14 @@ def _(b: Any, atoms: Any, stride: Any, weights: Any, count: Any, to: Any) -> Non
         for place, row in zip(sums, rows, strict=True):
             channels = b.sext(load(b, plus(b, row, loop.index, 16), _I8X16), I16X16)
             b.store(b.add(b.load(place), add_pairs(b, channels, own)), place)
-    first, second = (_add_neighbours(b, *(b.load(place) for place in sums[n : n + 2])) for n in (0, 2))
-    both = _add_neighbours(b, first, second)  # of each half of the channels the four atoms
-    store(b, b.add(pick(b, both, both, [0, 1, 2, 3]), pick(b, both, both, [4, 5, 6, 7])), to)
+    store(b, add_four(b, *(b.load(place) for place in sums)), to)
+
+
+def add_four(b: Any, *sums: Any) -> Any:
+    """4 int32: the sum of the lanes of each of four vectors of 8."""
+    first, second = (_add_neighbours(b, *sums[n : n + 2]) for n in (0, 2))
+    both = _add_neighbours(b, first, second)  # of each half of the lanes the four vectors
+    return b.add(pick(b, both, both, [0, 1, 2, 3]), pick(b, both, both, [4, 5, 6, 7]))
 
 
 def _add_neighbours(b: Any, one: Any, two: Any) -> Any:

@@ -30,6 +30,7 @@ from kvcodec.kernels.forms import (
     DIM,
     END,
     FIRST,
+    FORM,
     HEAD,
     LAST,
     PADDED,
@@ -39,20 +40,26 @@ from kvcodec.kernels.forms import (
     RAW_BITS,
     SCORED,
     SLOT,
+    START,
     STATE_BYTES,
     STREAM_BYTES,
     STRIP_BYTES,
     TOKEN_LANE,
     TOKENS,
+    TURNED,
     VALUED,
     Query,
     cut_scratch,
+    has_codes,
+    has_rows,
     read_form,
 )
 from kvcodec.kernels.lookup import ask_for_codes, score_codes, table_bytes, unpack_codes
 from kvcodec.kernels.raw_rows import align_rows
+from kvcodec.kernels.rebuild import rebuild_strip
 from kvcodec.kernels.score import score_strip
 from kvcodec.kernels.softmax import begin_state, count_shares, merge_state, weigh_logits
+from kvcodec.kernels.turns import score_turned
 from kvcodec.kernels.values import value_strip
 
 table_bytes_ = inline(table_bytes)
@@ -73,15 +80,15 @@ class Tables(NamedTuple):
 
 @part
 def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -> None:
-    """The numbers of a strip's raw rows, and its codes over a dictionary, of each stream and KV head that has such, for
-    its query heads to share.
+    """The numbers of a strip's rows, and its codes over a dictionary, of each stream and KV head that has such, for its
+    query heads to share.
 
     Scores take rows by segments, values with one exponent a row: rows that are for both become numbers twice.
     """
     for s in range(tables.count):
         stream, place = tables.streams + STREAM_BYTES * s, PLACES + PLACE_BYTES * s
-        form = read_form(tables.forms, load_long(strip + place + 8))
-        head, start = load_long(strip + place) + heads[0] * form.head_stride, load_long(strip + place + 16)
+        form = read_form(tables.forms, load_long(strip + place + FORM))
+        head, start = load_long(strip + place) + heads[0] * form.head_stride, load_long(strip + place + START)
         scored, valued = load_long(stream + SCORED), load_long(stream + VALUED)
         if form.bits == RAW_BITS:
             row = head + start * form.row_stride
@@ -93,31 +100,34 @@ def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -
                     row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area
                 )
         elif form.terms:
-            other = read_form(tables.forms, load_long(later + place + 8))
+            other = read_form(tables.forms, load_long(later + place + FORM))
             if other.terms:
                 after, next_ = (
                     load_long(later + place) + heads[1] * other.head_stride,
-                    load_long(later + place + 16) >> 6,
+                    load_long(later + place + START) >> 6,
                 )
                 ask_for_codes(other, after + other.codes + next_ * 64 * other.row_stride)
             planes, many = head + form.codes + (start >> 6) * 64 * form.row_stride, valued * tables.per_head
-            unpack_codes(form, planes, scored, many, scratch.rows + s * scratch.area, scratch)
+            if form.rebuilt:
+                rebuild_strip(form, strip, place, heads[0], (scored, valued), stream, tables, scratch, s)
+            else:
+                unpack_codes(form, planes, scored, many, scratch.rows + s * scratch.area, scratch)
 
 
 @inline
 def place_head(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any, s: Any) -> Any:
     """Form of stream s, address of a KV head's section, or of its rows' numbers, and bytes to what comes next."""
     place = PLACES + PLACE_BYTES * s
-    form = read_form(tables.forms, load_long(strip + place + 8))
+    form = read_form(tables.forms, load_long(strip + place + FORM))
     head = load_long(strip + place) + heads[0] * form.head_stride
     ahead = load_long(later + place) + heads[1] * form.head_stride - head
-    return form, scratch.rows + s * scratch.area if form.bits == RAW_BITS else head, ahead
+    return form, scratch.rows + s * scratch.area if has_rows(form) else head, ahead
 
 
 @inline
 def find_table(strip: Any, form: Any, tables: Any, query: Any, s: Any) -> Any:
     """Address of the table of products of stream s for a query head."""
-    n = s * tables.known + load_long(strip + PLACES + PLACE_BYTES * s + 8)
+    n = s * tables.known + load_long(strip + PLACES + PLACE_BYTES * s + FORM)
     return load_long(tables.lookups + 8 * n) + query.quad * table_bytes_(load_long(form.dictionary + PADDED))
 
 
@@ -130,14 +140,16 @@ def score_streams(strip: Any, later: Any, heads: Any, tables: Any, query: Any, s
         stream = tables.streams + STREAM_BYTES * s
         if load_long(stream + SCORED):
             form, head, ahead = place_head(strip, later, heads, tables, scratch, s)
-            start, tokens = load_long(strip + PLACES + PLACE_BYTES * s + 16), load_long(strip + TOKENS)
-            numbers = query.numbers + 4 * load_long(stream + QUERY)
-            own = Query(numbers, query.shift, query.factor, query.width, query.quad, query.lane)
-            if form.terms:
+            place, tokens, dim = PLACES + PLACE_BYTES * s, load_long(strip + TOKENS), load_long(stream + DIM)
+            start, numbers = load_long(strip + place + START), query.numbers + 4 * load_long(stream + QUERY)
+            own = Query(query.head, numbers, query.shift, query.factor, query.width, query.quad, query.lane)
+            if has_codes(form):
                 table, codes = find_table(strip, form, tables, query, s), scratch.rows + s * scratch.area
                 score_codes(form, codes, head, (start, tokens), table, own, scratch)
+            elif load_long(strip + place + TURNED):
+                score_turned(strip, place, form, head, heads, dim, own, scratch)
             else:
-                score_strip(form, head, start, tokens, load_long(stream + DIM), own, scratch, ahead)
+                score_strip(form, head, start, tokens, dim, own, scratch, ahead)
 
 
 @inline
@@ -147,16 +159,16 @@ def attend_strip(
     """Take a strip into the state of a query head, number buckets[1] of its KV head. The last stream has the values."""
     score_streams(strip, later, heads, tables, query, scratch)
     s, tokens = tables.count - 1, load_long(strip + TOKENS)
-    stream, start = tables.streams + STREAM_BYTES * s, load_long(strip + PLACES + PLACE_BYTES * s + 16)
+    stream, start = tables.streams + STREAM_BYTES * s, load_long(strip + PLACES + PLACE_BYTES * s + START)
     exponent, total = weigh_logits(scratch.logits, tokens, scratch.shares, start & 15)
     if total:
         count_shares(state, exponent, total)
     form, head, ahead = place_head(strip, later, heads, tables, scratch, s)
-    if form.terms:
+    if has_codes(form):
         codes, run = scratch.rows + s * scratch.area, (start, tokens)
         enter_codes(form, codes, head, run, (exponent, total), buckets, tables.per_head, scratch)
     elif total:
-        if form.bits == RAW_BITS and load_long(stream + SCORED):
+        if has_rows(form) and load_long(stream + SCORED):
             head += scratch.area
         kind = load_long(stream + DIM), load_long(stream + TOKEN_LANE)
         value_strip(form, head, (start, tokens), kind, exponent, scratch, (state, outputs), ahead)
@@ -193,7 +205,7 @@ def score_strips(
             for rank in range(per_head):
                 h = kv_head * per_head + rank
                 place = numbers.ctypes.data + 4 * numbers.shape[1] * h
-                query = Query(place, shifts[h], factors[h], width, kv_head * quads + (rank >> 2), rank & 3)
+                query = Query(h, place, shifts[h], factors[h], width, kv_head * quads + (rank >> 2), rank & 3)
                 score_streams(strip, later, (kv_head, kv_head), tables, query, scratch)
                 place = logits.ctypes.data + 4 * (logits.shape[1] * h + out)
                 whole = strips[i, 0] & ~15
@@ -258,15 +270,14 @@ def attend_items(
                     heads = kv_head, after
                     align_strip(strip, later, heads, tables, scratch)
                     if buckets.shape[0]:
-                        form = read_form(tables.forms, load_long(strip + value + 8))
-                        dictionary = turn_buckets(
-                            dictionary, form.dictionary, buckets.ctypes.data, per_head, sinks, scratch
-                        )
+                        form = read_form(tables.forms, load_long(strip + value + FORM))
+                        other = form.dictionary if has_codes(form) else np.int64(0)
+                        dictionary = turn_buckets(dictionary, other, buckets.ctypes.data, per_head, sinks, scratch)
                     for rank in range(per_head):
                         h = kv_head * per_head + rank
                         place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
                         quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
-                        query = Query(place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+                        query = Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
                         state = states.ctypes.data + STATE_BYTES * (sink + h)
                         out = outputs.ctypes.data + 8 * dim * (sink + h)
                         own_buckets = buckets.ctypes.data, rank

@@ -17,10 +17,15 @@ from kvcodec.kernels._simd import (
 # it is multiplied by the query, and by the weights. TOKEN_LANE: its tiles' lanes are tokens.
 DIM, QUERY, SCORED, VALUED, TOKEN_LANE = range(0, 40, 8)  # bytes
 STREAM_BYTES = 40
-# Columns of `strips`: TOKENS, then for each stream the address of the record's first head, its form, and the strip's
-# first token in the record.
-TOKENS, PLACES = range(0, 16, 8)  # bytes
-PLACE_BYTES = 24
+# Columns of `strips`: TOKENS, the POSITION of the first one in its sequence, then for each stream the address of the
+# record's first head, its FORM, the strip's first token in the record, START, the address of the table of rows KEPT
+# otherwise, or 0, and of the query's numbers as TURNED for these keys, (heads, channels), or 0.
+# A table of rows kept otherwise has for each head and block of 64 tokens the byte, from the first head on, of the first
+# such row, and two sets of bits, one a token: those kept as INT4, and raw.
+TOKENS, POSITION, PLACES = range(0, 24, 8)  # bytes
+FORM, START, KEPT, TURNED = range(8, 40, 8)  # bytes behind the address
+PLACE_BYTES = 40
+KEPT_BYTES = 24
 # Columns of `items`: strips FIRST to LAST and KV heads HEAD to END, for the query number ASKED, to the state SLOT.
 FIRST, LAST, HEAD, END, ASKED, SLOT = range(6)
 # Columns of a state: exponent of the weights, their sum, exponent of the outputs.
@@ -30,7 +35,11 @@ RAW_BITS = 16
 # A dictionary, as the address of int64: address of the ATOMS, int8, whose channels are padded to 16 and their number
 # too; their number SIZE, and with that PADDED; address of the MEAN, int32 of at most 2**22, or 0; a mean is
 # number * 2**EXPONENT.
-ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT = range(0, 48, 8)  # bytes
+# To rebuild rows: WIDTH, the channels that are none of padding; GREATEST, that of an atom; address of the BIASED atoms,
+# see _rebuild.py, padded to 32 channels; SUMMED, of the mean * 2**7 in the order of sums, or of zeros. TURNING, pairs
+# of channels that are turned, or 0; addresses of cosines and sines, (positions, 2, pairs): NEAR, int16, Q15, of
+# positions 0 to 127; FAR, int32, Q30, of the multiples of 64 below 4,096.
+ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT, WIDTH, GREATEST, BIASED, SUMMED, TURNING, NEAR, FAR = range(0, 104, 8)
 
 
 class Form(NamedTuple):
@@ -42,7 +51,8 @@ class Form(NamedTuple):
     rows are float16, else bfloat16.
     Codes over a dictionary have `terms` atoms a row, else 0; bits are those of a coefficient, columns the bytes of the
     indices of a row and row_stride those of all of it but the scale. sets: indices are sets, of which the first `low`
-    atoms are one; read: bytes of the indices of these terms, where a row has more; dictionary: its address.
+    atoms are one; read: bytes of the indices of these terms, where a row has more; dictionary: its address. rebuilt:
+    above 0 no table of products serves the codes, and raw rows among them are of bfloat16, or of float16, which is 2.
     """
 
     bits: Any
@@ -59,6 +69,7 @@ class Form(NamedTuple):
     low: Any
     read: Any
     dictionary: Any
+    rebuilt: Any
 
 
 FORM_BYTES = 8 * len(Form._fields)
@@ -67,11 +78,12 @@ FORM_BYTES = 8 * len(Form._fields)
 class Query(NamedTuple):
     """One query head as integers: a logit is (numbers . key) * factor * 2**(shift - 32) in log2 units.
 
-    numbers: int32 of at most 2**22, all streams one behind the other; width: bits, 8 or 16, of the weights that they
-    are rounded to. quad, lane: number of its entries in the tables of products, counted over all queries and KV heads,
-    and its place in them.
+    head: its number. numbers: int32 of at most 2**22, all streams one behind the other; width: bits, 8 or 16, of the
+    weights that they are rounded to. quad, lane: number of its entries in the tables of products, counted over all
+    queries and KV heads, and its place in them.
     """
 
+    head: Any
     numbers: Any
     shift: Any
     factor: Any
@@ -96,7 +108,8 @@ class Scratch(NamedTuple):
     may touch. logits, shares: a strip's tokens in the softmax. rows: numbers of 64 raw rows and their exponents, for
     each stream, `area` bytes apart, and once more for the values; of a stream whose codes are over a dictionary their
     indices, coefficients and sums of products. tokens: weights of 4 heads and 64 tokens. coded: 32 x 64 bytes. counts:
-    for kernels.elias_fano.
+    for kernels.elias_fano. To rebuild rows: codes of 64 of them; passes, sums of atoms as int16; wide: two rows;
+    turned: a row, or a query.
     """
 
     scaled: Any
@@ -111,6 +124,10 @@ class Scratch(NamedTuple):
     tokens: Any
     coded: Any
     counts: Any
+    codes: Any
+    passes: Any
+    wide: Any
+    turned: Any
 
 
 STRIP_BYTES = 4 * 112  # 64 tokens, and room for whole vectors behind them
@@ -121,6 +138,12 @@ MAX_TERMS = 32
 PAIRS, WIDE, LOOKED = 128 * MAX_TERMS, 256 * MAX_TERMS, 512 * MAX_TERMS
 _QUADS, _CODED, _COUNTS = 4 * 4 * 64, 64 * MAX_TERMS, 64 * 112
 _CODES = LOOKED + _QUADS
+# To rebuild rows of as many: indices, uint16; behind PAIRED pairs of int8 of each of two digits, DIGIT bytes apart;
+# behind STARTS int16, one a pass.
+MAX_PASSES = 6
+PAIRED, DIGIT = 128 * MAX_TERMS + 128, 64 * MAX_TERMS
+STARTS = PAIRED + 2 * DIGIT
+_WOVEN = STARTS + 128 * MAX_PASSES
 
 
 def _sums_bytes(dim: Any) -> Any:
@@ -132,13 +155,17 @@ def _area_bytes(dim: Any) -> Any:
     return max(128 * dim + 256 * ((dim + 255) // 256), _CODES)
 
 
+def _passes_bytes(dim: Any) -> Any:
+    return 2 * MAX_PASSES * (dim + 16)
+
+
 def scratch_bytes(dim: int, streams: int) -> int:
     """Bytes of the memory that a thread works in, for as many streams of up to `dim` channels."""
-    fixed = _SCALED + _HALVES + _BYTES + _FOLDED + 2 * STRIP_BYTES + _QUADS + _CODED + _COUNTS
-    return int(fixed + 2 * _sums_bytes(dim) + (streams + 1) * _area_bytes(dim))
+    fixed = _SCALED + _HALVES + _BYTES + _FOLDED + 2 * STRIP_BYTES + _QUADS + _CODED + _COUNTS + _WOVEN
+    return int(fixed + 5 * _sums_bytes(dim) + _passes_bytes(dim) + (streams + 1) * _area_bytes(dim))
 
 
-_count_sums, _count_area = inline(_sums_bytes), inline(_area_bytes)
+_count_sums, _count_area, _count_passes = inline(_sums_bytes), inline(_area_bytes), inline(_passes_bytes)
 
 
 @inline
@@ -152,9 +179,28 @@ def cut_scratch(memory: Any, dim: Any) -> Any:
     tokens = others + _count_sums(dim)
     coded = tokens + _QUADS
     counts = coded + _CODED
-    rows, area = counts + _COUNTS, _count_area(dim)
+    codes = counts + _COUNTS
+    passes = codes + _WOVEN
+    wide = passes + _count_passes(dim)
+    turned = wide + 2 * _count_sums(dim)
+    rows, area = turned + _count_sums(dim), _count_area(dim)
     shares = logits + STRIP_BYTES
-    return Scratch(memory, weights, logits, shares, folded, sums, others, rows, area, tokens, coded, counts)
+    return Scratch(
+        memory, weights, logits, shares, folded, sums, others, rows, area, tokens, coded, counts, codes, passes, wide,
+        turned,
+    )  # fmt: skip
+
+
+@inline
+def has_rows(form: Any) -> Any:
+    """Whether a strip's rows become int16 numbers in scratch.rows."""
+    return (form.bits == RAW_BITS) | (form.rebuilt != 0)
+
+
+@inline
+def has_codes(form: Any) -> Any:
+    """Whether tables of products serve a record."""
+    return (form.terms != 0) & (form.rebuilt == 0)
 
 
 @inline
@@ -176,4 +222,5 @@ def read_form(forms: Any, n: Any) -> Any:
         load_long(at + 88),
         load_long(at + 96),
         load_long(at + 104),
+        load_long(at + 112),
     )

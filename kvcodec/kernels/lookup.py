@@ -134,11 +134,10 @@ def make_tables(
 
 
 @part
-def unpack_codes(form: Any, planes: Any, scored: Any, valued: Any, codes: Any, scratch: Any) -> None:
-    """Indices and coefficients of a block of 64 tokens, for all query heads that share them.
+def unpack_indices(form: Any, planes: Any, codes: Any, scratch: Any) -> Any:
+    """Indices of a block of 64 tokens, an even number a token, and the address of its coefficients, int8.
 
-    planes: where the block lies; of damaged ones indices are atoms yet. codes: indices, and what is behind PAIRS for
-    scores and behind WIDE for values, int8 if `valued` says that one head needs them, int32 for more.
+    planes: where the block lies; of damaged ones indices are atoms yet.
     """
     terms, size = form.terms, load_long(form.dictionary + SIZE)
     if form.sets:
@@ -152,6 +151,17 @@ def unpack_codes(form: Any, planes: Any, scored: Any, valued: Any, codes: Any, s
     if form.bits != 8:
         unpack_bit_planes(coefficients, form.bits, terms, scratch.coded)
         coefficients = scratch.coded
+    return coefficients
+
+
+@part
+def unpack_codes(form: Any, planes: Any, scored: Any, valued: Any, codes: Any, scratch: Any) -> None:
+    """Indices and coefficients of a block of 64 tokens, for all query heads that share them.
+
+    codes: indices, and what is behind PAIRS for scores and behind WIDE for values, int8 if `valued` says that one head
+    needs them, int32 for more.
+    """
+    coefficients, terms = unpack_indices(form, planes, codes, scratch), form.terms
     if scored:
         for j in range(0, terms, 2):
             one, both = coefficients + ROW * j, j + 1 < terms

@@ -11,7 +11,7 @@ from kvcodec.kernels._jit import inline, jit
 from kvcodec.kernels._lanes import greatest_lane, keep_first
 from kvcodec.kernels._simd import load_lanes, load_long, store_word
 from kvcodec.kernels.attend import Tables, align_strip, score_streams
-from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, PLACES, TOKENS, Query, cut_scratch
+from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, PLACES, START, TOKENS, Query, cut_scratch
 from kvcodec.kernels.softmax import MASKED
 
 TILE, TILES = 16, 4  # tokens of a tile, tiles of a block
@@ -20,7 +20,7 @@ TILE, TILES = 16, 4  # tokens of a tile, tiles of a block
 @inline
 def store_peaks(strip: Any, logits: Any, peaks: Any) -> None:
     """The greatest logit of each tile of the first stream's block; MASKED of one in which the strip has no token."""
-    within, tokens = load_long(strip + PLACES + 16) & 63, load_long(strip + TOKENS)
+    within, tokens = load_long(strip + PLACES + START) & 63, load_long(strip + TOKENS)
     for tile in range(TILES):
         first = max(np.int64(TILE * tile - within), np.int64(0))
         count = min(np.int64(TILE * tile + TILE - within), tokens) - first
@@ -65,6 +65,6 @@ def find_peaks(
                     h = kv_head * per_head + rank
                     place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
                     quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
-                    query = Query(place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+                    query = Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
                     score_streams(strip, later, heads, tables, query, scratch)
                     store_peaks(strip, scratch.logits, peaks.ctypes.data + 4 * TILES * (h * peaks.shape[1] + i))

@@ -20,7 +20,9 @@ from kvcodec.kernels._lanes import (
     where_zero,
 )
 from kvcodec.kernels._products import dot_halves, weigh_pair
+from kvcodec.kernels._raw_rows import dot_rows
 from kvcodec.kernels._simd import (
+    load_long,
     load_signed,
     load_word,
     store_lanes,
@@ -86,13 +88,23 @@ def score_rows(
     weights: Any,
     scale: Any,
     logits: Any,
+    totals: Any,
 ) -> None:
     """Add to `tokens` logits those of rows of `dim` numbers, of which `count`, a multiple of 16, meet int16 weights.
 
-    exponents: that of the first row, the others `step` bytes apart. scale: shift and factor, see `scale_logit`.
+    exponents: that of the first row, the others `step` bytes apart. scale: shift and factor, see `scale_logit`. totals:
+    room for 4 int64.
     """
     shift, factor = scale
-    for t in range(tokens):
+    fours = tokens & -4
+    for first in range(0, fours, 4):
+        dot_rows(numbers + 2 * first * dim, 2 * dim, weights, count, totals)
+        for n in range(4):
+            t = first + n
+            left = np.int64(np.int64(shift) + np.int64(load_word(exponents + t * step)))
+            logit = scale_logit(load_long(totals + 8 * n), left, factor)
+            store_word(add_logit(load_word(logits + 4 * t), logit), logits + 4 * t)
+    for t in range(fours, tokens):
         sums = splat(ZERO)
         for c in range(0, count, 16):
             sums = dot_halves(sums, numbers + 2 * (t * dim + c), weights + 2 * c)

@@ -47,6 +47,17 @@ def find_turn(angle: Any, points: Any) -> Any:
 
 
 @jit
+def find_turns(
+    positions: NDArray[np.int64], steps: NDArray[np.uint64], points: NDArray[np.int32], turns: NDArray[np.int32]
+) -> None:
+    """turns (positions, 2, pairs): cosines and sines, Q30, by which positions turn the pairs."""
+    for n in range(positions.shape[0]):
+        for c in range(steps.shape[0]):
+            cosine, sine = find_turn(np.uint64(np.uint64(positions[n]) * steps[c]), points)
+            turns[n, 0, c], turns[n, 1, c] = np.int32(cosine), np.int32(sine)
+
+
+@jit
 def turn_rows(
     rows: NDArray[np.float32],
     positions: NDArray[np.int64],

@@ -20,7 +20,7 @@ from kvcodec.kernels._simd import (
 )
 from kvcodec.kernels.dot import dot_tiles
 from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
-from kvcodec.kernels.forms import RAW_BITS
+from kvcodec.kernels.forms import has_rows
 from kvcodec.kernels.raw_rows import BIAS, score_rows
 from kvcodec.kernels.softmax import add_logit, add_logits, scale_logit
 
@@ -93,22 +93,33 @@ def scale_sums(
         store_word(add_logit(load_word(logit), scale_logit(number, left, factor)), logit)
 
 
+@part
+def score_numbers(form: Any, rows: Any, run: Any, dim: Any, query: Any, scratch: Any) -> None:
+    """Add to a strip's logits those of its rows that became numbers (align_rows), from the first one of a run on."""
+    first, tokens = run
+    step = (dim + SEGMENT - 1) // SEGMENT * 4
+    for at in range(0, dim, SEGMENT):
+        count = min(np.int64(SEGMENT), dim - at)
+        exponent, _ = fold_numbers(query.numbers + 4 * at, count, query.width, scratch.weights)
+        left = query.shift + exponent + POINT - BIAS[form.half]
+        exponents, halves = rows + 128 * dim + first * step + at // SEGMENT * 4, scratch.weights.halves
+        here, logits = rows + 2 * (first * dim + at), scratch.logits + 4 * first
+        scale = left, query.factor
+        score_rows(here, dim, tokens, count, exponents, step, halves, scale, logits, scratch.folded)
+
+
 @inline
 def score_strip(form: Any, head: Any, start: Any, tokens: Any, dim: Any, query: Any, scratch: Any, ahead: Any) -> None:
     """Add a stream's part of the logits of `tokens` tokens from `start` on.
 
-    head: address of the head's section of the record; of raw rows, of their numbers (align_rows).
+    head: address of the head's section of the record; of rows that became numbers, of these.
     """
+    if has_rows(form):
+        score_numbers(form, head, (ZERO, tokens), dim, query, scratch)
+        return
     for at in range(0, dim, SEGMENT):
         count = min(np.int64(SEGMENT), dim - at)
-        if form.bits == RAW_BITS:
-            numbers = query.numbers + 4 * at
-            exponent, _ = fold_numbers(numbers, count, query.width, scratch.weights)
-            left = query.shift + exponent + POINT - BIAS[form.half]
-            step = (dim + SEGMENT - 1) // SEGMENT * 4
-            rows, exponents, halves = head + 2 * at, head + 128 * dim + at // SEGMENT * 4, scratch.weights.halves
-            score_rows(rows, dim, tokens, count, exponents, step, halves, (left, query.factor), scratch.logits)
-        elif form.by_channel:
+        if form.by_channel:
             score_by_channel(form, head, (start, tokens), (dim, at, count), query, scratch, ahead)
         else:
             score_by_token(form, head, (start, tokens), (dim, at, count), query, scratch, ahead)

@@ -18,7 +18,7 @@ from kvcodec.kernels._simd import (
 )
 from kvcodec.kernels.dot import dot_tiles, weigh_tokens
 from kvcodec.kernels.fold import PARTS, SCALE_BIAS, SEGMENT, fold_numbers, fold_scales
-from kvcodec.kernels.forms import RAW_BITS, SCALE, Weights
+from kvcodec.kernels.forms import SCALE, Weights, has_rows
 from kvcodec.kernels.raw_rows import BIAS, scale_by_rows, weigh_rows
 from kvcodec.kernels.softmax import OUTPUT_BITS, add_outputs, add_wide_outputs, raise_outputs
 
@@ -141,7 +141,7 @@ def value_strip(
     start, tokens = run
     first = start & ~15
     span = first, (start + tokens + 15) & ~15
-    if form.bits == RAW_BITS:
+    if has_rows(form):
         value_rows(form, head, tokens, start - first, stream[0], exponent, scratch, sink)
     elif form.by_channel:
         value_by_channel(form, head, span, stream, exponent, scratch, sink, ahead)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.kept import find_others
 from kvcodec.attention.rows import Found
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
 from kvcodec.codecs.dictionary import Dictionary
@@ -18,18 +19,21 @@ from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent, ExtentMap
 from kvcodec.store.headers import read_spec
 from kvcodec.store.outgoing import Outgoing, is_coded
-from kvcodec.store.reading import load_part, read_codes, read_extent
+from kvcodec.store.reading import check_heads, load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
 
 _COPIES_MAX = 256  # records of which a copy is kept
 
 
 class _Mapped(NamedTuple):
-    """A record that kernels read where it lies in the file: from which byte on, how, and from which of its tokens."""
+    """A record that kernels read where it lies in the file: from which byte on, how, from which of its tokens, and the
+    address of its table of rows kept otherwise, or 0.
+    """
 
     byte: int
     form: Form
     start: int
+    kept: int
 
 
 class StreamPlaces:
@@ -47,6 +51,7 @@ class StreamPlaces:
 
     def _forget(self, first: int) -> None:
         self._known = Spans()  # places are bytes of the file, forms those of this object
+        self._others: list[NDArray[np.int64]] = []  # tables that places name
         self._copied: list[tuple[Extent, Found]] = []  # records among them that no kernel can read in the map
         self._first = self._end = first
         self._blocks: dict[tuple[int, int], Place] = {}
@@ -81,7 +86,7 @@ class StreamPlaces:
 
     def _learn(self, extents: list[Extent]) -> int:
         """Enter records at the end of what is known, up to the first one that waits for its unit to fill: how many."""
-        rows: list[tuple[int, int, int, int, int]] = []
+        rows: list[tuple[int, ...]] = []
         learnt = 0
         try:
             for extent in extents:
@@ -90,7 +95,8 @@ class StreamPlaces:
                     break
                 mapped = self._map(extent)
                 if mapped is not None:
-                    rows.append((extent.first, extent.end, mapped.byte, self._number(mapped.form), mapped.start))
+                    form = self._number(mapped.form)
+                    rows.append((extent.first, extent.end, mapped.byte, form, mapped.start, mapped.kept))
                     self._blocks[place.block, place.generation] = place
                 elif len(self._copied) < _COPIES_MAX:
                     self._copied.append((extent, self._copy(extent)))
@@ -116,7 +122,7 @@ class StreamPlaces:
         if lo < hi:
             image = self._log.device.image
             view = image.view(0, image.size)
-            found.kept += [view, *self._dictionaries]
+            found.kept += [view, self._others, *self._dictionaries]
             numbers = np.array([found.number(form) for form in self._forms], np.int64)
             part = Spans(*(column[lo:hi] for column in known))
             found.parts.append(part._replace(place=part.place + view.ctypes.data, form=numbers[part.form]))
@@ -126,9 +132,9 @@ class StreamPlaces:
 
     def _map(self, extent: Extent) -> _Mapped | None:
         """Where a checked record lies in the map, or None if kernels cannot read it there: its heads lie in several
-        places, it holds rows coded one by one, rows of several kinds, or raw rows that are no whole vectors.
+        places, it holds rows coded one by one, or raw rows that are no whole vectors.
         """
-        coded, stream = extent.coded, self._stream
+        coded, stream, kept = extent.coded, self._stream, 0
         part = coded.parts[0]
         raw = coded.step is not None and coded.step.codec == CodecId.RAW
         if len(coded.parts) > 1 or (coded.step is not None and not raw):
@@ -138,34 +144,28 @@ class StreamPlaces:
             form = raw_form(2 * stream.dim, 2 * stream.dim * part.heads, self._dtype)
         else:
             spec = read_spec(header)
-            if self._is_rebuilt(spec):
-                return None
-            form = self._form(spec, coded.tokens)
+            form = self._form(spec, coded.tokens, mixed=part.bitmap > 0)
             try:
-                self._codecs.codec(spec).validate(body.reshape(part.heads, -1), coded.tokens, stream.dim)
+                others = check_heads(self._codecs, spec, body, coded.tokens, part)
             except CorruptRecord as error:
                 raise CorruptRecord(byte + error.offset, error.why) from None
+            if others.kinds.any():
+                self._others.append(find_others(others.kinds, others.sections.nbytes, stream.dim))
+                byte, kept = byte + part.bitmap, self._others[-1].ctypes.data
         self._log.check_unerased(part.place)
-        return None if form.bits == 16 and stream.dim % TILE_LANES else _Mapped(byte, form, extent.first - coded.first)
+        if form.bits == 16 and stream.dim % TILE_LANES:
+            return None
+        return _Mapped(byte, form, extent.first - coded.first, kept)
 
-    def _form(self, spec: CodecSpec, tokens: int) -> Form:
+    def _form(self, spec: CodecSpec, tokens: int, *, mixed: bool) -> Form:
         """Form of a GROUP record. Raises MissingDictionary."""
         dictionary = self._codecs.dictionary(spec)
         if dictionary is not None and dictionary not in self._dictionaries:
             self._dictionaries.append(dictionary)
-        return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, dictionary)
-
-    def _is_rebuilt(self, spec: CodecSpec) -> bool:
-        """Whether rows of a record may be of several kinds, or are codes of keys from before their rotation."""
-        own = self._codecs.dictionary(spec)
-        return own is not None and (own.rotation is not None or (spec.sparse is not None and spec.sparse.bounded))
+        return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, dictionary, mixed=mixed)
 
     def _add_codes(self, found: Found, first: int, rows: NDArray[np.uint8], spec: CodecSpec) -> None:
         """Rows coded one by one."""
-        if self._is_rebuilt(spec):
-            codec = self._codecs.rows(spec).at(first)
-            found.add_raw(first, codec.decode(rows, self._stream.dim, self._dtype), self._dtype)
-            return
         found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.dictionary(spec))
 
     def _add_waiting(self, extent: Extent, found: Found) -> None:
@@ -183,17 +183,20 @@ class StreamPlaces:
         if coded.step is not None and coded.step.codec != CodecId.RAW:
             self._add_codes(found, extent.first, read_codes(self._log, extent, stream), coded.step)
             return found
-        header, _, _ = load_part(self._log, coded, coded.parts[0])
-        if coded.step is not None or int(header["codec"]) == CodecId.RAW or self._is_rebuilt(read_spec(header)):
+        loaded = [load_part(self._log, coded, part) for part in coded.parts]
+        specs = [read_spec(header) for header, _, _ in loaded] if coded.step is None else [coded.step]
+        if specs[0].codec == CodecId.RAW or any(spec != specs[0] for spec in specs):
             rows = read_extent(self._log, extent, self._codecs, as_float32=False)
             found.add_raw(extent.first, rows[extent.first - coded.first : extent.end - coded.first], self._dtype)
             return found
-        spec = read_spec(header)
-        heads = [load_part(self._log, coded, part)[1].reshape(part.heads, -1) for part in coded.parts]
-        body = np.concatenate(heads)
-        self._codecs.codec(spec).validate(body, coded.tokens, stream.dim)
+        heads = [
+            check_heads(self._codecs, specs[0], body, coded.tokens, part)
+            for part, (_, body, _) in zip(coded.parts, loaded, strict=True)
+        ]
         for part in coded.parts:
             self._log.check_unerased(part.place)
-        form = self._form(spec, coded.tokens)
-        found.add_body(extent.first, extent.end, body, form, extent.first - coded.first)
+        kinds, sections, rest = (np.concatenate(arrays) for arrays in zip(*heads, strict=True))
+        others = find_others(kinds, sections.nbytes, stream.dim) if kinds.any() else None
+        form, start = self._form(specs[0], coded.tokens, mixed=others is not None), extent.first - coded.first
+        found.add_body(extent.first, extent.end, np.concatenate([sections.reshape(-1), rest]), form, start, others)
         return found

@@ -139,7 +139,7 @@ class Readable:
     def sparse_codes(self, layer: int) -> list[SparseCodes]:
         """How the streams of a layer are coded over dictionaries, as far as they are."""
         specs = [self._outgoing[layer, stream.id].policy.spec for stream in self.layer(layer).streams]
-        return [spec.sparse for spec in specs if spec.sparse is not None and not spec.sparse.bounded]
+        return [spec.sparse for spec in specs if spec.sparse is not None]
 
     def lost(self, layer: int) -> CorruptRecord:
         """The error for tokens of a layer that damage took."""

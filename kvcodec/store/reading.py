@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.codecs.bitmap import unpack_kinds
+from kvcodec.codecs.bitmap import Mixed, unpack_kinds
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import Axis, CodecId, DtypeId
 from kvcodec.log.reader import Log
+from kvcodec.spec import CodecSpec
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Coded, Extent, Part
 from kvcodec.store.headers import read_spec
@@ -91,6 +92,19 @@ def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, first: int
     if spec.sparse is None or not spec.sparse.bounded:
         raise CorruptRecord(0, f"a row bitmap in a record of {spec}")
     return cast("BoundedCodec", codec).decode_mixed(body, bitmap, tokens, dim, dtype, heads, wide=as_float32)
+
+
+def check_heads(codecs: StreamCodecs, spec: CodecSpec, body: Bytes, tokens: int, part: Part) -> Mixed:
+    """The parts of a GROUP record of `tokens` tokens, from the part's rows on, checked as far as attention needs it.
+
+    Raises MissingDictionary; CorruptRecord with a byte of the body.
+    """
+    codec, dim = codecs.codec(spec), codecs.stream.dim
+    if part.bitmap:
+        return cast("BoundedCodec", codec).check_mixed(body, part.bitmap, tokens, dim, part.heads)
+    sections = body.reshape(part.heads, -1)
+    codec.validate(sections, tokens, dim)
+    return Mixed(np.zeros((part.heads, tokens), np.uint8), sections, body[:0])
 
 
 def rows_of_bounded(log: Log, extent: Extent, codecs: StreamCodecs) -> Rows | None:
