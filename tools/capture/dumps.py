@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,28 +14,47 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tools.capture.failure import CaptureError
+from tools.capture.gradients import FarGradients
+from tools.capture.head import Head
 from tools.capture.recorder import Layer, Recorder
 
-_CHUNK = 256  # tokens whose logits are taken to float32 at a time
+
+class Wanted(NamedTuple):
+    """What is taken out of a run. queries: positions whose queries are kept. dtype: of K, V and Q. pre: K before its
+    rotation too. check: the perplexity. far: None, or moments of gradients for tokens that are so far back, without
+    the first `sinks`. seed: of the labels that these need.
+    """
+
+    queries: int
+    dtype: str
+    pre: bool
+    check: bool
+    far: int | None = None
+    sinks: int = 4
+    seed: int = 0
 
 
-def capture(
-    model: Any, ids: Sequence[int], *, queries: int, dtype: str, pre: bool, check: bool
-) -> tuple[dict[str, Tensor], dict[str, str], float | None]:
-    """Runs `model` on `ids`: (tensors, metadata, the perplexity of all tokens but the first, None unless `check`)."""
+def capture(model: Any, ids: Sequence[int], wanted: Wanted) -> tuple[dict[str, Tensor], dict[str, str], float | None]:
+    """Runs `model` on `ids`: (tensors, metadata, the perplexity of all tokens but the first or None)."""
     tokens = torch.tensor(ids, dtype=torch.int64)
-    positions = query_positions(len(ids), queries)
-    recorder = Recorder(model, positions, getattr(torch, dtype), pre=pre)
-    options: dict[str, Any] = {"use_cache": False} if check else {"use_cache": False, "logits_to_keep": 1}
-    output = recorder.run(lambda: model(tokens[None].to(model.device), **options))
+    positions = query_positions(len(ids), wanted.queries)
+    recorder = Recorder(model, positions, getattr(torch, wanted.dtype), pre=wanted.pre)
+    head = Head(model)
+    gradients = None if wanted.far is None else FarGradients(head, wanted.far, wanted.seed)
+    hidden = recorder.run(lambda: head.hidden(tokens) if gradients is None else gradients.run(tokens))
     tensors = {"ids": tokens.to(torch.int32)}
     if len(positions):
         tensors["q_pos"] = positions.to(torch.int32)
     for number, layer in recorder.layers.items():
+        if gradients is not None:
+            layer.rows |= gradients.moments(number, layer, wanted.sinks)
         tensors |= {f"{name}.{number}": rows for name, rows in layer.rows.items()}
         if layer.rope is not None:
             tensors[f"rope_freq.{number}"] = layer.rope.freq
-    return tensors, describe(recorder.layers), _perplexity(output.logits[0], tokens) if check else None
+    metadata = describe(recorder.layers)
+    if wanted.far is not None:
+        metadata["grad_far"] = str(wanted.far)
+    return tensors, metadata, _perplexity(head, hidden, tokens) if wanted.check else None
 
 
 def query_positions(tokens: int, count: int) -> Tensor:
@@ -43,12 +63,13 @@ def query_positions(tokens: int, count: int) -> Tensor:
     return torch.linspace(first, tokens - 1, min(count, tokens - first)).round().to(torch.int64).unique()
 
 
-def _perplexity(logits: Tensor, ids: Tensor) -> float:
-    losses = [
-        torch.nn.functional.cross_entropy(some.float(), wanted.to(some.device), reduction="sum").item()
-        for some, wanted in zip(logits[:-1].split(_CHUNK), ids[1:].split(_CHUNK), strict=True)
-    ]
-    return float(torch.tensor(sum(losses) / (len(ids) - 1)).exp())
+def _perplexity(head: Head, hidden: Tensor, ids: Tensor) -> float:
+    total = 0.0
+    with torch.no_grad():
+        for chunk in head.chunks(len(ids) - 1):
+            logits, labels = head.logits(hidden[chunk]), ids[1:][chunk].to(hidden.device)
+            total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+    return math.exp(total / (len(ids) - 1))
 
 
 def describe(layers: dict[int, Layer]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tools.capture.failure import CaptureError
+from tools.capture.moments import output_moment, query_moment
 from tools.capture.rope import Rope, find_rope
 
 _ROTATION = "apply_rotary_pos_emb"
@@ -28,6 +29,7 @@ _ROTATION = "apply_rotary_pos_emb"
 class Layer:
     """What is known of one attention layer. Rows are (tokens, kv_heads, dim), queries (q_heads, positions, dim),
     second moments of queries (kv_heads, dim, dim), float32, over all positions and the query heads of a kv head.
+    turn: the model's rotation of keys (kv_heads, tokens, dim) at positions 0, 1, ...
     """
 
     scale: float
@@ -35,6 +37,7 @@ class Layer:
     softcap: float | None
     rows: dict[str, Tensor] = field(default_factory=dict)
     rope: Rope | None = None
+    turn: Callable[[Tensor], Tensor] | None = None
     q_heads: int = 0
 
 
@@ -103,6 +106,10 @@ class Recorder:
         for number, layer in self.layers.items():
             if not {"k", "v"} <= layer.rows.keys():
                 raise CaptureError(f"layer {number} made no K and V of its own: this model can't be recorded")
+            _, kv_heads, dim = layer.rows["v"].shape
+            moment = output_moment(self._attentions[number], kv_heads, layer.q_heads, dim)
+            if moment is not None:
+                layer.rows["o_cov"] = moment
         return result
 
     def _enter(self, number: int) -> Callable[..., None]:
@@ -133,9 +140,10 @@ class Recorder:
                 x[0] if heads_first else x[0].transpose(0, 1) for x in (given["q"], given["k"], *rotated)
             )
             self._keep_rotated(self._current, (q_pre, k_pre), (q, k))
-            self.layers[self._current].rope = find_rope(
-                k_pre.float(), k.float(), given["cos"][0].float(), given["sin"][0].float()
-            )
+            layer = self.layers[self._current]
+            layer.rope = find_rope(k_pre.float(), k.float(), given["cos"][0].float(), given["sin"][0].float())
+            if self._pre:
+                layer.turn = _turn_keys(rotation, given, heads_first=heads_first)
             return rotated
 
         return rotate
@@ -147,10 +155,10 @@ class Recorder:
         self._keep(number, "k", k.transpose(0, 1))
         if len(self._positions):
             self._keep(number, "q", q[:, self._positions])
-        layer.rows["q_cov"] = second_moment(q, k.shape[0])
+        layer.rows["q_cov"] = query_moment(q, k.shape[0])
         if self._pre:
             self._keep(number, "k_pre", k_pre.transpose(0, 1))
-            layer.rows["q_cov_pre"] = second_moment(q_pre, k.shape[0])
+            layer.rows["q_cov_pre"] = query_moment(q_pre, k.shape[0])
 
     def _keep(self, number: int, name: str, numbers: Tensor) -> None:
         kept = numbers.detach().to(self._dtype).cpu().contiguous()
@@ -161,10 +169,16 @@ class Recorder:
         self.layers[number].rows[name] = kept
 
 
-def second_moment(q: Tensor, kv_heads: int) -> Tensor:
-    """Mean of q qT over all positions of q (q_heads, tokens, dim) and the heads of a kv head: (kv_heads, dim, dim)."""
-    rows = q.detach().float().unflatten(0, (kv_heads, -1)).flatten(1, 2)
-    return (rows.transpose(1, 2) @ rows / rows.shape[1]).cpu().contiguous()
+def _turn_keys(rotation: Callable[..., Any], given: dict[str, Any], *, heads_first: bool) -> Callable[[Tensor], Tensor]:
+    """A call of a model's rotation, with other keys."""
+    rest = {name: value for name, value in given.items() if name not in ("q", "k")}
+
+    def turn(k: Tensor) -> Tensor:
+        rows = (k if heads_first else k.transpose(0, 1))[None]
+        turned: Tensor = rotation(q=rows, k=rows, **rest)[1][0]
+        return turned if heads_first else turned.transpose(0, 1)
+
+    return turn
 
 
 @contextlib.contextmanager
