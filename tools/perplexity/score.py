@@ -1,0 +1,76 @@
+"""How far next-token distributions are from those of a reference, in figures with standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tools.capture.head import Head
+
+
+class Score(NamedTuple):
+    """Means over the scored tokens of a text, or over texts. kl: nats, of the reference from the coded distribution.
+    loss: nats by which the text is less likely. kl_error, loss_error: standard errors, tokens taken as independent;
+    loss's is that of the paired differences. agreement: share of tokens whose most likely word is the same.
+    """
+
+    kl: float
+    kl_error: float
+    loss: float
+    loss_error: float
+    agreement: float
+
+    @property
+    def change(self) -> float:
+        """Of the perplexity, in percent."""
+        return 100 * math.expm1(self.loss)
+
+    @property
+    def change_error(self) -> float:
+        """Standard error of `change`."""
+        return 100 * math.exp(self.loss) * self.loss_error
+
+
+def score(head: Head, reference: Tensor, others: Sequence[Tensor], targets: Tensor) -> tuple[float, list[Score]]:
+    """The reference's perplexity, and a score of each of `others`: all hidden states (positions, width), of which
+    position i predicts targets[i].
+    """
+    losses: list[list[Tensor]] = [[] for _ in (reference, *others)]
+    divergences: list[list[Tensor]] = [[] for _ in others]
+    agreements: list[list[Tensor]] = [[] for _ in others]
+    with torch.no_grad():
+        for chunk in head.chunks(len(targets)):
+            wanted = targets[chunk, None].to(reference.device)
+            own = head.logits(reference[chunk]).log_softmax(-1)
+            losses[0].append(-own.gather(1, wanted)[:, 0])
+            for n, hidden in enumerate(others):
+                coded = head.logits(hidden[chunk]).log_softmax(-1)
+                losses[n + 1].append(-coded.gather(1, wanted)[:, 0])
+                divergences[n].append((own.exp() * (own - coded)).sum(-1))
+                agreements[n].append((own.argmax(-1) == coded.argmax(-1)).float())
+    plain = torch.cat(losses[0]).double()
+    scores = []
+    for loss, kl, agreement in zip(losses[1:], divergences, agreements, strict=True):
+        more = torch.cat(loss).double() - plain
+        scores.append(Score(*_mean(torch.cat(kl).double()), *_mean(more), float(torch.cat(agreement).mean())))
+    return math.exp(float(plain.mean())), scores
+
+
+def _mean(numbers: Tensor) -> tuple[float, float]:
+    """And its standard error."""
+    error = float(numbers.std()) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
+    return float(numbers.mean()), error
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """Of several texts, each of the same weight."""
+    count = len(scores)
+    kl, kl_errors, loss, loss_errors, agreement = zip(*scores, strict=True)
+    return Score(
+        sum(kl) / count, math.hypot(*kl_errors) / count, sum(loss) / count, math.hypot(*loss_errors) / count,
+        sum(agreement) / count,
+    )  # fmt: skip
