@@ -21,7 +21,8 @@ class Head:
     """The two steps of `model`. Raises CaptureError if it isn't made of a base model and a head."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self._output = model, None
+        self.model = model
+        self._output: Any = None  # of the base model's last run
         if model.base_model is model:
             raise CaptureError(f"a model of type {model.config.model_type}: its head can't be told from the rest")
 
@@ -32,7 +33,6 @@ class Head:
             self.model(ids[None].to(self.model.device), use_cache=False, logits_to_keep=1)
         finally:
             hook.remove()
-        assert self._output is not None
         states: Tensor = self._output.last_hidden_state[0]
         return states
 
