@@ -55,8 +55,8 @@ class Way(NamedTuple):
 
 WHOLE = Way(16)
 WAYS = (
-    WHOLE, *(Way(16, tiers) for tiers in ((3, 0.05), (3, 0.1), (3, 0.25), (6, 0.1), (3, 0), (6, 0))), Way(4), Way(6),
-    Way(8),
+    WHOLE, *(Way(16, (3, share)) for share in (0, 0.05, 0.1, 0.25, 0.34)), *(Way(16, (6, share)) for share in (0, 0.1)),
+    *map(Way, (4, 5, 6, 8)),
 )  # fmt: skip
 
 

@@ -258,9 +258,9 @@ def solve(problem, tiers=None):
 
 def choose_top(problem, low, share):
     """Tokens that are read in full: those without a key over a dictionary, or with no atoms beyond the first `low`, and
-    those of the share of tiles, 16 tokens of a record of the first stream, of which a query head likes a token best.
+    those of the share of blocks, 64 tokens of a record of the first stream, of which a query head likes a token best.
     """
-    logits, tiles, top = [], {}, set()
+    logits, blocks, top = [], {}, set()
     scored = [n for n, use in enumerate(problem.uses) if use[1]]
     for streams, query in heads_of(problem):
         own = [streams[n] for n in scored]
@@ -274,12 +274,12 @@ def choose_top(problem, low, share):
         records = [p.record for _, p in pieces if isinstance(p.record, Sparse)]
         if keyed and any(record.codes.shape[1] > low for record in records):
             n, piece = pieces[0]
-            tiles.setdefault((n, (piece.start + token - piece.first) // 16), []).append((token, number))
+            blocks.setdefault((n, (piece.start + token - piece.first) // 64), []).append((token, number))
         else:
             top.add(token)
-    order = sorted(tiles.values(), key=lambda tile: -max(number for _, number in tile))  # stable: the older one first
+    order = sorted(blocks.values(), key=lambda own: -max(number for _, number in own))  # stable: the older one first
     chosen = order[: math.ceil(Fraction(str(share)) * len(order))]
-    return top | {token for tile in chosen for token, _ in tile}
+    return top | {token for block in chosen for token, _ in block}
 
 
 # -- the same through kvcodec ----------------------------------------------------------------------------------------

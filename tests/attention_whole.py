@@ -281,16 +281,13 @@ def find_block(pieces, token):
     return n, (pieces[n].start + token - pieces[n].first) // 64
 
 
-def cut_strips(streams, tokens, top=()):
-    """Runs of ascending tokens that lie in one block of 64 tokens of one piece of each stream, and of which all are in
-    `top` or none, first and end.
-    """
+def cut_strips(streams, tokens):
+    """Runs of ascending tokens that lie in one block of 64 tokens of one piece of each stream, first and end."""
     strips, last = [], None
     for t in tokens:
         blocks = [
             next((n, (p.start + t - p.first) // 64) for n, p in enumerate(ps) if p.first <= t < p.end) for ps in streams
         ]
-        blocks.append(t in top)
         if strips and (t, blocks) == (strips[-1][1], last):
             strips[-1][1] += 1
         else:
@@ -299,9 +296,9 @@ def cut_strips(streams, tokens, top=()):
     return strips
 
 
-def cut_ranges(streams, ranges, top=()):
+def cut_ranges(streams, ranges):
     """`cut_strips` of ranges of tokens that stay apart."""
-    return [strip for first, end in ranges for strip in cut_strips(streams, range(first, end), top)]
+    return [strip for first, end in ranges for strip in cut_strips(streams, range(first, end))]
 
 
 def take_first(record, low):
@@ -328,7 +325,7 @@ def attend(streams, uses, ranges, query, top=None, low=MOST):
     """
     width = channels_of(streams[-1][0].record) if streams[-1] else 0
     top = {t for span in ranges for t in range(*span)} if top is None else top
-    state, strips = State(width), cut_ranges(streams, ranges, top)
+    state, strips = State(width), cut_ranges(streams, ranges)
     for n in range(0, len(strips), CHUNK):
         chunk, held = State(width), None
         for first, end in strips[n : n + CHUNK]:

@@ -50,7 +50,7 @@ def attend_arrays(
     q: (heads, k's dim), a multiple of k's heads, of which those that follow each other share a KV head. k: encoded as
     stream "k"; v: as stream "v". scale: of the logits, 1 / sqrt(dim) unless given. query_bits: 16, or 8 for the fast
     and coarse mode (outputs off by percents). tiers: (low, share), such as (3, 0.1): of codes over a dictionary the
-    first `low` atoms are read, and all atoms of that share of the tiles of 16 tokens, those that query heads like best
+    first `low` atoms are read, and all atoms of that share of the blocks of 64 tokens, those that query heads like best
     by their first atoms. return_state: also the state, which merges with that of other tokens.
     Raises ShapeError, DtypeError, NonFiniteError, SpecError.
     """

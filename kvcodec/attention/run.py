@@ -38,7 +38,7 @@ class Task(NamedTuple):
     """Attention of several queries, each over its own strips, on streams of one shape.
 
     strips: one table for each query. uses: of the streams, the one with the values last. forms: the rows that strips
-    name. kept: what the strips' addresses point into. read: strips that say what is read, where that is not these.
+    name. kept: what the strips' addresses point into.
     """
 
     queries: Queries
@@ -48,7 +48,6 @@ class Task(NamedTuple):
     kv_heads: int
     query_bits: int
     kept: object = None
-    read: list[NDArray[np.int64]] | None = None
 
     @property
     def per_head(self) -> int:
@@ -132,7 +131,7 @@ class Prepared:
         self._products = products or products_of(task, used, streams)
         rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
         self._given = strips, forms, streams, *rest
-        self._counts = [(int(t[:, 0].sum()), count_bytes(task, t)) for t in task.read or task.strips]
+        self._counts = [(int(t[:, 0].sum()), count_bytes(task, t)) for t in task.strips]
         room = bucket_room(used[-1], task.per_head)
         self._crew = Crew(task, self._products, room=room, threads=threads, pool=pool)
 

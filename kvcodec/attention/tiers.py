@@ -1,4 +1,4 @@
-"""Attention in two tiers: the first atoms of all codes over a dictionary, and all atoms of the tiles that matter most.
+"""Attention in two tiers: the first atoms of all codes over a dictionary, and all atoms of the blocks that matter most.
 
 docs/attention.md says which these are.
 """
@@ -15,23 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.attention.columns import FORM, POSITION, START, TOKENS, place_column
+from kvcodec.attention.columns import FORM, PLACE, START, place_column
 from kvcodec.attention.dictionaries import used_dictionaries
 from kvcodec.attention.run import Crew, Memory, Prepared, Task, Wave, cut_chunks, products_of, tables_of, turned_of
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import BLOCK, Form
 from kvcodec.errors import SpecError
-from kvcodec.layout import TILE_LANES
 from kvcodec.sparse_spec import MAX_ATOMS, SparseCodes
 
-_TILES = BLOCK // TILE_LANES  # of a block
 _VALUED = 3  # column of a table of streams
 _FIRST = place_column(0)
-_FORMS, _STARTS = (slice(_FIRST + column, None, place_column(1) - _FIRST) for column in (FORM, START))
+_FORMS = slice(_FIRST + FORM, None, place_column(1) - _FIRST)
 
 
 class Tiers(NamedTuple):
-    """low: atoms that are read of all tokens. share: of the tiles, of which all atoms are read."""
+    """low: atoms that are read of all tokens. share: of the blocks of 64, of which all are."""
 
     low: int
     share: Fraction
@@ -44,7 +42,7 @@ def take_tiers(tiers: Any, coded: Iterable[SparseCodes]) -> Tiers:
         if len(tiers) != 2:
             raise ValueError
     except (TypeError, ValueError, LookupError):
-        raise SpecError(f"tiers is {tiers!r}, want (atoms, share of the tiles), such as (3, 0.1)") from None
+        raise SpecError(f"tiers is {tiers!r}, want (atoms, share of the blocks), such as (3, 0.1)") from None
     if not 0 <= share <= 1:
         raise SpecError(f"tiers: a share of {share:g}, want 0 to 1")
     specs = list(coded)
@@ -57,7 +55,7 @@ def take_tiers(tiers: Any, coded: Iterable[SparseCodes]) -> Tiers:
 
 
 class Tiered:
-    """Attention in two tiers, with all tables made that do not hang on which tiles are chosen. See run.Prepared."""
+    """Attention in two tiers, with all tables made that do not hang on which blocks are chosen. See run.Prepared."""
 
     def __init__(self, task: Task, tiers: Tiers, *, threads: int = 1, pool: Executor | None = None) -> None:
         from kvcodec.kernels.peaks import find_peaks
@@ -67,18 +65,17 @@ class Tiered:
         self._task = task = task._replace(forms=forms)
         scored = [n for n, use in enumerate(task.uses) if use.scored]  # before all others
         self._few = [_lower_strips(strips, scored, forms, lower) for strips in task.strips]
-        self._tiered = [(a[:, _FORMS] != b[:, _FORMS]).any(axis=1) for a, b in zip(task.strips, self._few, strict=True)]
+        self._tiered = [(a != b).any(axis=1) for a, b in zip(task.strips, self._few, strict=True)]
         strips, table, streams = tables_of(task._replace(strips=task.strips + self._few))
         self._products = products_of(task, used_dictionaries(strips, table, len(streams)), streams)
         self._crew = Crew(task, self._products, room=0, threads=threads, pool=pool)
         lowered = task._replace(strips=self._few)
         first, streams = tables_of(lowered)[0], streams[: len(scored)].copy()
         streams[:, _VALUED] = 0
-        first = np.ascontiguousarray(first[:, : place_column(len(scored))])
         self._turned = turned_of(lowered, first, table, streams)
         rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
         self._given = first, table, streams, *rest
-        self._peaks = np.empty((task.queries.numbers.shape[1], len(first), _TILES), np.int32)
+        self._peaks = np.empty((task.queries.numbers.shape[1], len(first)), np.int32)
         chunks = cut_chunks(self._few)
         self._parts = Wave.of(chunks, task.kv_heads, len(self._few), threads).parts if chunks else []
 
@@ -87,13 +84,12 @@ class Tiered:
         self._crew.multiply()
         if self._parts:
             self._crew.run(self._score, self._parts)
-        cut, read, begin = [], [], 0
+        chosen, begin = [], 0
         for whole, few, tiered in zip(self._task.strips, self._few, self._tiered, strict=True):
-            top = _choose_tiles(whole, self._peaks[:, begin : begin + len(whole)], tiered, self._share)
-            cut.append(_cut_tiers(whole, few, top))
-            read.append(np.where(top.any(axis=1, keepdims=True), whole, few))
+            top = _choose_blocks(whole, self._peaks[:, begin : begin + len(whole)], tiered, self._share)
+            chosen.append(np.where(top[:, None], whole, few))
             begin += len(whole)
-        task = self._task._replace(strips=cut, read=read)
+        task = self._task._replace(strips=chosen)
         return Prepared(task, threads=self._threads, pool=self._pool, products=self._products).run()
 
     def _score(self, items: NDArray[np.int64], memory: Memory) -> None:
@@ -122,57 +118,27 @@ def _lower_strips(
     strips: NDArray[np.int64], scored: list[int], forms: list[Form], lower: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The same strips, read with the first atoms alone where some of their keys are codes over a dictionary."""
-    coded = np.array([form.coded for form in forms], bool)
-    keyed = np.zeros(len(strips), bool)
-    for n in scored:
-        keyed |= coded[strips[:, place_column(n) + FORM]]
+    coded, own = np.array([form.coded for form in forms], bool), strips[:, _FORMS]
+    keyed = coded[own[:, scored]].any(axis=1, keepdims=True)
     few = strips.copy()
-    few[:, _FORMS] = np.where(keyed[:, None], lower[strips[:, _FORMS]], strips[:, _FORMS])
+    few[:, _FORMS] = np.where(keyed, lower[own], own)
     return few
 
 
-def _spread(strips: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Of strips and the four tiles of their block of the first stream, (n, 4): from which token of the strip on a tile
-    is, up to which one, and whether there is any.
-    """
-    edges = TILE_LANES * np.arange(_TILES + 1) - strips[:, [_FIRST + START]] % BLOCK
-    edges = edges.clip(0, strips[:, [TOKENS]])
-    return edges[:, :-1], edges[:, 1:], edges[:, :-1] < edges[:, 1:]
-
-
-def _choose_tiles(
+def _choose_blocks(
     strips: NDArray[np.int64], peaks: NDArray[np.int32], tiered: NDArray[np.bool_], share: Fraction
 ) -> NDArray[np.bool_]:
-    """Which of a query's tiles are read in full, (strips, 4). peaks: see kernels.peaks. tiered: strips of which some
-    are not; the tiles of the others are read anyway.
+    """Which of a query's strips are read in full, those of a block alike. peaks (heads, strips): see kernels.peaks.
+    tiered: strips of which some are not; all others are.
     """
-    top = _spread(strips)[2]
-    rows, tiles = np.nonzero(top & tiered[:, None])
+    top, rows = ~tiered, np.flatnonzero(tiered)
     if not len(rows):
         return top
-    liked = (peaks - peaks.max(axis=(1, 2), keepdims=True)).max(axis=0)[rows, tiles]  # MASKED leaves room for it
-    records, numbers = strips[rows, _FIRST], strips[rows, _FIRST + START] // BLOCK * _TILES + tiles
-    begins = np.concatenate([[True], (records[1:] != records[:-1]) | (numbers[1:] != numbers[:-1])])
+    liked = (peaks - peaks.max(axis=1, keepdims=True)).max(axis=0)[rows]  # MASKED leaves room for it
+    blocks = np.stack([strips[rows, _FIRST + PLACE], strips[rows, _FIRST + START] // BLOCK])
+    begins = np.concatenate([[True], (blocks[:, 1:] != blocks[:, :-1]).any(axis=0)])
     best = np.maximum.reduceat(liked, np.flatnonzero(begins))
     chosen = np.zeros(len(best), bool)
     chosen[np.argsort(-best, kind="stable")[: math.ceil(share * len(best))]] = True
-    top[rows, tiles] = chosen[np.cumsum(begins) - 1]
+    top[rows] = chosen[np.cumsum(begins) - 1]
     return top
-
-
-def _cut_tiers(whole: NDArray[np.int64], few: NDArray[np.int64], top: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Strips, cut where tiles that are read in full and others meet, of the former or the latter form."""
-    first, end, there = _spread(whole)
-    rows, tiles = np.nonzero(there)
-    high = top[rows, tiles]
-    begins = np.ones(len(rows), bool)
-    begins[1:] = (rows[1:] != rows[:-1]) | (high[1:] != high[:-1])
-    ends = np.ones(len(rows), bool)
-    ends[:-1] = begins[1:]
-    rows, high, last = rows[begins], high[begins], end[rows[ends], tiles[ends]]
-    at = first[rows, tiles[begins]]
-    strips = np.where(high[:, None], whole[rows], few[rows])
-    strips[:, TOKENS] = last - at
-    strips[:, POSITION] += at
-    strips[:, _STARTS] += at[:, None]
-    return strips

@@ -17,7 +17,7 @@ from kvcodec.bench.peers import Peers
 from kvcodec.bench.row import OURS, READ, Contender, Entry, Row, require_close
 from kvcodec.bench.scale import HEAD_DIM, KV_HEADS, Scale
 from kvcodec.codecs import EncodedArray, decode_array
-from kvcodec.layout import TILE_LANES, StreamId
+from kvcodec.layout import CHANNEL_LANE_TOKENS, StreamId
 
 _ATOMS = 1024
 _LOW, _SHARE = 3, 0.1
@@ -67,12 +67,12 @@ def _decode(encoded: EncodedArray) -> NDArray[np.float32]:
 
 
 def _choose(q: NDArray[np.float32], k: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tokens of the tiles that queries like best, by keys (heads, tokens, dim) of whole tiles."""
+    """Tokens of the blocks that queries like best, by keys (heads, tokens, dim) of whole blocks."""
     liked = np.full(k.shape[1], -np.inf)
     for head, numbers in enumerate(q):
         logits = k[head * len(k) // len(q)] @ numbers / math.sqrt(q.shape[1])
         liked = np.maximum(liked, logits - logits.max())
-    best = liked.reshape(-1, TILE_LANES).max(axis=1)
+    best = liked.reshape(-1, CHANNEL_LANE_TOKENS).max(axis=1)
     top = np.zeros(len(best), bool)
     top[np.argsort(-best, kind="stable")[: math.ceil(_SHARE * len(best))]] = True
-    return np.repeat(top, TILE_LANES)
+    return np.repeat(top, CHANNEL_LANE_TOKENS)

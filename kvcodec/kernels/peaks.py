@@ -1,4 +1,4 @@
-"""The greatest logits of tiles of 16 tokens: what chooses those that are read in full."""
+"""The greatest logits of strips: what chooses the blocks that are read in full."""
 
 from __future__ import annotations
 
@@ -7,27 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import inline, jit
-from kvcodec.kernels._lanes import greatest_lane, keep_first
-from kvcodec.kernels._simd import load_lanes, load_long, store_word
+from kvcodec.kernels._jit import jit
+from kvcodec.kernels._simd import load_long
 from kvcodec.kernels.attend import Tables, align_strip, score_streams
-from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, PLACES, START, TOKENS, Query, cut_scratch
-from kvcodec.kernels.softmax import MASKED
-
-TILE, TILES = 16, 4  # tokens of a tile, tiles of a block
-
-
-@inline
-def store_peaks(strip: Any, logits: Any, peaks: Any) -> None:
-    """The greatest logit of each tile of the first stream's block; MASKED of one in which the strip has no token."""
-    within, tokens = load_long(strip + PLACES + START) & 63, load_long(strip + TOKENS)
-    for tile in range(TILES):
-        first = max(np.int64(TILE * tile - within), np.int64(0))
-        count = min(np.int64(TILE * tile + TILE - within), tokens) - first
-        peak = MASKED
-        if count > 0:
-            peak = np.int32(greatest_lane(keep_first(load_lanes(logits + 4 * first), np.int32(count), MASKED)))
-        store_word(peak, peaks + 4 * tile)
+from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, TOKENS, Query, cut_scratch
+from kvcodec.kernels.softmax import greatest_logit
 
 
 @jit
@@ -46,7 +30,7 @@ def find_peaks(
     memory: NDArray[np.uint8],
     peaks: NDArray[np.int32],
 ) -> None:
-    """peaks (heads, strips, 4) of the strips of items, see store_peaks. Arguments as of attend_items; streams that are
+    """peaks (heads, strips): the greatest logits of the strips of items. Arguments as of attend_items; streams that are
     scored.
     """
     scratch = cut_scratch(memory.ctypes.data, widest)
@@ -67,4 +51,4 @@ def find_peaks(
                     quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
                     query = Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
                     score_streams(strip, later, heads, tables, query, scratch)
-                    store_peaks(strip, scratch.logits, peaks.ctypes.data + 4 * TILES * (h * peaks.shape[1] + i))
+                    peaks[h, i] = greatest_logit(scratch.logits, load_long(strip + TOKENS))

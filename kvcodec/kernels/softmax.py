@@ -89,16 +89,22 @@ def add_logit(logit: Any, more: Any) -> Any:
     return np.int32(min(max(np.int32(logit + more), np.int32(-LIMIT)), LIMIT))
 
 
+@inline
+def greatest_logit(logits: Any, count: Any) -> Any:
+    """Of `count`; MASKED of none."""
+    most = splat(MASKED)
+    for i in range(0, count, 16):
+        most = greater(most, keep_first(load_lanes(logits + 4 * i), np.int32(count - i), MASKED))
+    return np.int32(greatest_lane(most))
+
+
 @part
 def weigh_logits(logits: Any, count: Any, shares: Any, first: Any) -> Any:
     """Shares from number `first` on: 2**(logit - exponent) as Q16, and 0 around them. (exponent, sum of the shares).
 
     count: at most 64 - first. If all logits are MASKED the sum is 0.
     """
-    most = splat(MASKED)
-    for i in range(0, count, 16):
-        most = greater(most, keep_first(load_lanes(logits + 4 * i), np.int32(count - i), MASKED))
-    greatest = np.int32(greatest_lane(most))
+    greatest = greatest_logit(logits, count)
     if first or count < 64:
         for i in range(0, 80, 16):
             store_lanes(splat(np.int32(0)), shares + 4 * i)

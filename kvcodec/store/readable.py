@@ -111,7 +111,7 @@ class Readable:
         the newest of them; with tokens those of a slice, or whole tiles of 16 around the numbers of an array.
         query_bits: 16, or 8 for the fast and coarse mode, whose outputs are off by percents.
         tiers: (low, share), such as (3, 0.1): of codes over a dictionary the first `low` atoms are read, and all atoms
-        of that share of the tiles of 16 tokens, those that query heads like best by their first atoms.
+        of that share of the blocks of 64 tokens, those that query heads like best by their first atoms.
         Raises ShapeError, DtypeError, NonFiniteError, SpecError, CorruptRecord.
         """
         asked = {"scale": scale, "window": window, "tokens": tokens, "query_bits": query_bits, "tiers": tiers}
