@@ -17,7 +17,7 @@ from kvcodec.spec import CodecSpec
 from tests.caches import GEOMETRIES, TINY, bits, rows, same, tiny_model
 from tests.children import Child
 
-KILLS, SHARDS = 500, 5
+SHARDS, LOGS = 5, 4
 RAW = {"k": "raw", "v": "raw"}
 
 
@@ -70,14 +70,24 @@ def steps_for_ever(path, write):
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_500_kills_lose_no_step_that_returned(tmp_path, shard):
+def test_some_kills_lose_no_step_that_returned(tmp_path, shard):
+    kill_writers(tmp_path, shard, 200)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_1000_kills_lose_no_step_that_returned(tmp_path, shard):
+    kill_writers(tmp_path, shard + 100, 1000)
+
+
+def kill_writers(tmp_path, shard, kills):
     random = np.random.default_rng(shard)
     geometry = list(GEOMETRIES.values())[shard % len(GEOMETRIES)]
-    for log in range(4):
+    for log in range(LOGS):
         path = tmp_path / f"{log}.kvlog"
         kv.open(path, "w", model=tiny_model(), residual=3, device=geometry, **RAW).close()
         returned = 0
-        for _ in range(KILLS // SHARDS // 4):
+        for _ in range(kills // SHARDS // LOGS):
             with Child(steps_for_ever, path) as child:
                 told = child.read(8)
                 time.sleep(random.exponential(0.005))
