@@ -80,7 +80,7 @@ def rebuild_row(indices, codes, scale, dictionary, steps, position):
     numbers = [s * mantissa(scale) >> min(exponent - own, 31) for s in sums]
     if dictionary.mean is not None:
         up = dictionary.power - exponent
-        mean = [int(m) << up if up >= 0 else int(m) >> min(-up, 31) for m in dictionary.mean]
+        mean = [int(m) << up if up >= 0 else round_half(int(m), min(-up, 24)) for m in dictionary.mean]
         numbers = [n + m for n, m in zip(numbers, mean, strict=True)]
     pairs = len(steps)
     turning = [abs(one) + abs(two) for one, two in zip(numbers[:pairs], numbers[pairs : 2 * pairs], strict=True)]

@@ -144,3 +144,10 @@ def test_what_cannot_be_trained_is_refused(tmp_path, dump):
     ):
         with pytest.raises(error, match=why):
             train_dumps(dump, out, **{"atoms": 8, "sparsity": 2, "epochs": 1} | options)
+
+
+@pytest.mark.parametrize(("name", "options"), [("k", {"k": "int4/channel/g64"}), ("v", {"v": "raw", "c": "raw"})])
+def test_a_codec_of_a_stream_that_is_not_there_is_refused(name, options, dump, tmp_path):
+    with pytest.raises(SpecError, match=f"{name} is to be .*, and there is no such stream in it"):
+        kv.encode(dump, tmp_path / "a.kvlog", **options)
+    assert not (tmp_path / "a.kvlog").exists()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import kvcodec as kv
+from kvcodec.attention.arrays import score_arrays
 from kvcodec.bulk.drift import measure_drift
 from kvcodec.bulk.encode import encode_dump
 from kvcodec.bulk.train_rows import find_rotation
@@ -91,6 +92,9 @@ def test_rows_turn_as_the_twin_turns_them_and_back():
 
 
 def test_what_a_rotation_refuses():
+    for steps in ([1.5], [-1], [[1]]):
+        with pytest.raises(ShapeError, match="want a uint64 for each"):
+            Rotation(np.array(steps))
     for bad in ([], [-0.1], [7.0], [[0.5]], [np.nan]):
         with pytest.raises(SpecError, match="frequencies"):
             Rotation.of_frequencies(np.array(bad, float))
@@ -133,6 +137,37 @@ def test_a_decoded_vector_is_rebuilt_and_then_turned():
     turned = codec.decode(body, 64, DIM, DtypeId.BFLOAT16, as_float32=True)
     for head in range(HEADS):
         assert np.array_equal(turned[:, head], turn_rows(flat[:, head], 1000 + np.arange(64), ROPE.steps))
+
+
+@pytest.mark.parametrize("first", [0, 5, 64, 4096, 2**40])
+def test_attention_on_arrays_knows_where_they_begin(first):
+    x, _ = keys(200)
+    own, q = make_dictionary(), np.random.default_rng(2).standard_normal((4, DIM)).astype(np.float32)
+    k = encode_array(x, "dict/s5", dictionary=own, first=first)
+    wide, v = decode_array(k, dtype=np.float32), encode_array(x, "raw", stream="v")
+    again = kv.attend(q, encode_array(wide.astype(np.float32), "raw", dtype=BF16), v)
+    assert relative(again, kv.attend(q, k, v)) < 5e-3
+    logits = np.einsum("hgd,thd->hgt", q.reshape(HEADS, 2, DIM), wide).reshape(4, -1) / np.sqrt(DIM)
+    assert np.abs(score_arrays(q, k) - logits).max() < 5e-3
+
+
+def test_a_mean_that_a_large_scale_leaves_no_bits_is_nothing():
+    """Of a row without coefficients, which no encoder gives such a scale: not minus one unit of that."""
+    mean = np.full(DIM, -0.5, np.float32)
+    own = Dictionary(make_dictionary().atoms, ((0, K),), mean, Rotation(np.zeros(8, np.uint64)))
+    x = np.random.default_rng(0).standard_normal((64, 1, DIM)).astype(np.float32)
+    x[5] = -0.5
+    k = encode_array(x, "dict/s4", dictionary=own)
+    k.full[0, 0, 10:12] = 0x00, 0x46
+    q = np.random.default_rng(1).standard_normal((2, DIM)).astype(np.float32)
+    missed = np.abs(score_arrays(q, k) - q @ decode_array(k, dtype=np.float32)[:, 0].T / np.sqrt(DIM)).max(axis=1)
+    assert (missed <= np.abs(q @ mean) / np.sqrt(DIM) + 1e-3).all()
+
+
+@pytest.mark.parametrize("first", [-1, 1.5, 2**48, 2**63, "a"])
+def test_an_array_that_begins_nowhere_is_refused(first):
+    with pytest.raises(SpecError, match="first is"):
+        encode_array(keys(3)[0], "dict/s5", dictionary=make_dictionary(), first=first)
 
 
 # -- logs ----------------------------------------------------------------------------------------------------------
@@ -224,6 +259,24 @@ def test_a_dump_is_encoded_and_its_drift_measured_at_positions(tmp_path):
         assert relative(x, store.sequence("a").read(0)[0]) < 0.05
     (drift,) = measure_drift([tmp_path / "a.safetensors"], dictionary=make_set(), spec="dict/s5").texts
     assert drift.curves["k"].error() < 0.05 < drift.curves["v"].error()
+
+
+def test_a_part_that_begins_later_is_refused(tmp_path):
+    x, _ = keys(200)
+    save_file({"k.0": x, "v.0": x}, tmp_path / "a.safetensors")
+    options = {"k": "dict/s5", "v": "raw", "dictionary": make_set()}
+    with pytest.raises(SpecError, match="tokens from 10 on, and k is coded as before its rotary embedding"):
+        encode_dump(tmp_path / "a.safetensors", tmp_path / "a.kvlog", tokens="10:150", **options)
+    assert not (tmp_path / "a.kvlog").exists()
+    encode_dump(tmp_path / "a.safetensors", tmp_path / "a.kvlog", tokens="0:150", **options)
+
+
+def test_turned_dictionaries_do_not_grow(tmp_path):
+    options = {"model": kv.Model((kv.Layer.kv(HEADS, DIM),)), "dictionary": make_set(), "k": "dict/s5"}
+    with pytest.raises(SpecError, match="before their rotary embedding do not grow"):
+        kv.open(tmp_path / "a", "w", grow=4, v="raw", **options)
+    assert not (tmp_path / "a").exists()
+    kv.open(tmp_path / "a", "w", grow=4, v="dict/s5", **options).close()
 
 
 def test_layers_that_turn_otherwise_share_no_dictionary(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcodec.attention.columns import POSITION
 from kvcodec.attention.dictionaries import Products, used_dictionaries
 from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
 from kvcodec.attention.run import Prepared, StreamUse, Task
@@ -80,7 +81,7 @@ def prepare_arrays(
     kept: list[object] = []
     spans = [_spans(_pad_rows(e), forms, kept) for e in (k, v)]
     uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
-    task = Task(_quantize(q, k, scale), [_cut(spans, k.tokens)], uses, forms, k.heads, query_bits, kept)
+    task = Task(_quantize(q, k, scale), [_cut(spans, k)], uses, forms, k.heads, query_bits, kept)
     return prepare(task, taken, threads=threads, pool=pool)
 
 
@@ -108,7 +109,7 @@ class Scores:
         spans = [_spans(_pad_rows(k), forms, self._kept)]
         queries = _quantize(q, k, scale)
         numbers, shifts, factors = (array[0] for array in queries)
-        dim, strips = align(k.dim, TILE_LANES), _cut(spans, k.tokens)
+        dim, strips = align(k.dim, TILE_LANES), _cut(spans, k)
         tables = form_table(forms), np.array([[dim, 0, 1, 0, 1]], np.int64)
         asked = np.zeros(len(strips), np.int64)
         self._kept.append(TurnedQueries(strips, asked, tables[0], queries, [(0, dim, 0)]))
@@ -133,8 +134,11 @@ def _quantize(q: NDArray[Any], k: EncodedArray, scale: float | None) -> Queries:
     return quantize_queries(wide, (k.dim,), k.dim**-0.5 if scale is None else scale)
 
 
-def _cut(spans: list[Spans], tokens: int) -> NDArray[np.int64]:
-    return cut_strips(spans, np.array([[0, tokens]] if tokens else np.empty((0, 2)), np.int64).reshape(-1, 2))
+def _cut(spans: list[Spans], keys: EncodedArray) -> NDArray[np.int64]:
+    tokens = keys.tokens
+    strips = cut_strips(spans, np.array([[0, tokens]] if tokens else np.empty((0, 2)), np.int64).reshape(-1, 2))
+    strips[:, POSITION] += keys.first
+    return strips
 
 
 def check_bits(query_bits: int) -> None:

@@ -162,9 +162,16 @@ class EncodeJob:
             with self._open_part(one.dump) as source:
                 dtype = self.dtype or (float32_as if source.dtype_id is None else None)
                 model = dump_model(source, dtype, self.identity)
+                self._check_streams(model, one.dump)
                 surveyed.append(_Surveyed(one, model, source.tokens, len(source.layers)))
             check_same_model(surveyed[0].model, model)
         return surveyed
+
+    def _check_streams(self, model: Model, dump: Path) -> None:
+        held = {stream.name for layer in model.layers for stream in layer.streams}
+        for name in ("k", "v", "c", "kr"):
+            if self.coding.get(name) is not None and name not in held:
+                raise SpecError(f"{dump}: {name} is to be {self.coding[name]}, and there is no such stream in it")
 
     def _copy(self, store: Store, surveyed: Sequence[_Surveyed]) -> list[int]:
         """Copies what is missing of every sequence; how many tokens of each were there."""
@@ -180,9 +187,23 @@ class EncodeJob:
                 tell(before + done, total)
 
             with self._open_part(one.named.dump) as source:
+                _check_positions(store, source)
                 copy_rows(source, store, name, thread_count(self.threads), tell_own)
             before += one.work
         return resumed
+
+
+def _check_positions(store: Store, source: DumpPart) -> None:
+    """Raises SpecError where keys from before their rotary embedding would be coded at other positions than theirs."""
+    policy = store.index.default
+    for rule in policy.rules if policy is not None and source.first else ():
+        codes = rule.policy.spec.sparse
+        own = store.index.dictionaries.find(codes.basis) if codes is not None else None
+        if own is not None and any(d.rotation for layer in rule.layers if (d := own.find(layer, rule.stream))):
+            raise SpecError(
+                f"{source.path}: tokens from {source.first} on, and {rule.stream.name.lower()} is coded as before its "
+                "rotary embedding, by positions from 0 on: choose tokens that begin at 0"
+            )
 
 
 @contextlib.contextmanager

@@ -64,7 +64,8 @@ def describe_numbers(numbers: Sequence[int]) -> str:
 class DumpPart:
     """Some layers and tokens of a dump, which is what is encoded: layers keep their numbers, tokens count from 0.
 
-    Attributes: path, metadata, dtype_id, streams as of the dump; layers (ascending), tokens (how many).
+    Attributes: path, metadata, dtype_id, streams as of the dump; layers (ascending), tokens (how many), first (which
+    token of the dump the first one is).
     """
 
     def __init__(self, dump: Dump, layers: Layers = None, tokens: Tokens = None) -> None:
@@ -72,7 +73,7 @@ class DumpPart:
         self.streams = dump.streams
         self.layers = pick_layers(layers, dump.layers, str(dump.path))
         picked = pick_tokens(tokens, dump.tokens, str(dump.path))
-        self._first, self.tokens = picked.start, len(picked)
+        self.first, self.tokens = picked.start, len(picked)
 
     def shape(self, layer: int, stream: StreamId) -> tuple[int, int, int]:
         """(tokens, heads, dim)."""
@@ -82,4 +83,4 @@ class DumpPart:
         self, layer: int, stream: StreamId, start: int, stop: int, room: NDArray[np.uint16] | None = None
     ) -> NDArray[Any]:
         """Rows (tokens, heads, dim) of the tokens start <= t < stop of this part. room: as of Dump.rows, which see."""
-        return self._dump.rows(layer, stream, self._first + start, self._first + stop, room)
+        return self._dump.rows(layer, stream, self.first + start, self.first + stop, room)

@@ -28,7 +28,10 @@ def run_trial(
     """kvcodec.bulk.trial.try_codecs, and its table or one JSON object. None: the default."""
     with reported(dump=dump), progress_bar("diff", wanted=not (json or quiet)) as progress:
         from kvcodec.bulk.trial import DEFAULT, PURSUITS, try_codecs
+        from kvcodec.errors import SpecError
 
+        if pursuits and dictionary is None:
+            raise SpecError("--pursuit is of a trained dictionary: pass --dictionary")
         trial = try_codecs(
             dump, codecs or DEFAULT, dictionary=dictionary, pursuits=pursuits or PURSUITS, layers=layers,
             progress=progress, **about,

@@ -18,6 +18,7 @@ from kvcodec.spec import CodecSpec
 if TYPE_CHECKING:
     from kvcodec.codecs.dictionary import Dictionary
 
+MAX_POSITION = 1 << 48
 _DTYPES: dict[DtypeId, np.dtype[Any]] = {
     DtypeId.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
     DtypeId.FLOAT16: np.dtype(np.float16),
@@ -77,6 +78,8 @@ def encode_array(
     36864
     """
     stream = _take_stream(stream)
+    if not isinstance(first, int | np.integer) or not 0 <= first < MAX_POSITION:
+        raise SpecError(f"first is {first!r}, want the position of the first row, a whole number below 2**48")
     if pursuit is not None:
         method = Pursuit.parse(pursuit)
         dictionary = dictionary and replace(dictionary, pursuit=method)

@@ -21,9 +21,12 @@ class Rotation:
     """
 
     def __init__(self, steps: NDArray[Any]) -> None:
-        self.steps = np.ascontiguousarray(steps, np.uint64)
-        if self.steps.ndim != 1 or not len(self.steps):
-            raise ShapeError(f"steps: {np.shape(steps)}, want one for each of one or more pairs of channels")
+        given = np.asarray(steps)
+        self.steps = np.ascontiguousarray(
+            given.astype(np.uint64) if given.dtype.kind in "iu" else np.zeros(0), np.uint64
+        )
+        if given.ndim != 1 or not len(self.steps) or (given.dtype.kind == "i" and (given < 0).any()):
+            raise ShapeError(f"steps: {np.shape(steps)}, want a uint64 for each of one or more pairs of channels")
 
     @classmethod
     def of_frequencies(cls, frequencies: NDArray[Any]) -> Rotation:

@@ -147,7 +147,8 @@ def weigh_channels(factors: Any, c: Any, wide: Any, scratch: Any) -> Any:
             two = factors.top if n < factors.high else factors.mantissa
             other = (factors.top if n + 1 < factors.high else factors.mantissa) if more else ZERO
             number = number + weigh_sums(one, one + 2 * wide if more else one, np.int32(two | np.int32(other << 16)))
-    return (number >> factors.right) + (load_lanes(factors.mean + 4 * c) >> factors.down)
+    half = np.int32((np.int64(1) << np.int64(factors.down)) >> 1)
+    return (number >> factors.right) + ((load_lanes(factors.mean + 4 * c) + half) >> factors.down)
 
 
 @inline

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import SpecError
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.log.located import Located
@@ -43,9 +44,18 @@ class Missing(NamedTuple):
     why: str
 
 
-def check_room(policy: Policy, atoms: int) -> None:
+def check_room(policy: Policy, atoms: int, find: Callable[[bytes], DictionarySet]) -> None:
     """Raises SpecError where dictionaries are to grow by `atoms` atoms, and a policy has none that can."""
-    sizes = [rule.policy.spec.sparse.size for rule in policy.rules if rule.policy.spec.sparse is not None]
+    sizes, turned = [], 0
+    for rule in policy.rules if atoms else ():
+        codes = rule.policy.spec.sparse
+        if codes is not None:
+            used = [find(codes.basis).find(layer, rule.stream) for layer in rule.layers]
+            plain = [own for own in used if own is not None and own.rotation is None]
+            sizes += [codes.size] if plain else []
+            turned += len(used) - len(plain)
+    if atoms and not sizes and turned:
+        raise SpecError(f"grow is {atoms}, and dictionaries of keys from before their rotary embedding do not grow")
     if atoms and not sizes:
         raise SpecError(f"grow is {atoms}, and no stream is coded over a dictionary")
     if atoms and min(sizes) + atoms > MAX_DICTIONARY:

@@ -88,7 +88,7 @@ def open_store(
         if not overwrite and path.exists():
             raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
         policy = coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
-        check_room(policy, grow)
+        check_room(policy, grow, ({} if own is None else {own.hash: own}).__getitem__)
         geometry = Geometry.parse(device)
         opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
     else:

@@ -122,7 +122,7 @@ class Store:
         for rule in policy.rules:
             if rule.policy.spec.sparse is not None:
                 self.index.dictionaries.find(rule.policy.spec.sparse.basis)
-        check_room(policy, grow)
+        check_room(policy, grow, self.index.dictionaries.find)
         self._writer = LogWriter(self.device, self.log)
         if grow:
             from kvcodec.store.growing import Growing  # its kernels are for few logs
