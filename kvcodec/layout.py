@@ -285,6 +285,18 @@ KVDICT_ENTRY = np.dtype(
         ("transform", "u1"),
         ("flags", "u1"),
         ("pairs", "<u2"),
+        ("bytes", "<u4"),
+        ("reserved", "V2"),
+    ]
+)
+
+PRODUCT = np.dtype(
+    [
+        ("components", "<u2"),
+        ("head_dim", "<u2"),
+        ("groups", "<u2"),
+        ("uses", "<u2"),
+        ("pairs", "<u2"),
         ("reserved", "V6"),
     ]
 )
@@ -327,6 +339,7 @@ class CodecId(IntEnum):
     INT4 = 3
     INT2 = 4
     DICTIONARY = 5
+    PRODUCT = 6
 
 
 class Axis(IntEnum):
@@ -352,6 +365,7 @@ class KvdictFlag(IntFlag):
     NONE = 0
     MEAN = 1
     METRIC = 2
+    PRODUCT = 4
 
 
 class Transform(IntEnum):

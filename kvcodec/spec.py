@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, Axis, CodecId, GroupFlag
+from kvcodec.product_spec import ProductSpec
 from kvcodec.sparse_spec import SparseCodes
 
 _BITS = {CodecId.INT8: 8, CodecId.INT4: 4, CodecId.INT2: 2}
 _NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()} | {CodecId.DICTIONARY: "dict"}
-KNOWN_CODECS = tuple(_NAMES)
+_NAMES |= {CodecId.PRODUCT: "pq"}
+KNOWN_CODECS = tuple(codec for codec in _NAMES if codec != CodecId.PRODUCT)  # of logs
 GROUPED_CODECS = tuple(_BITS)
+_TRAINED = (CodecId.DICTIONARY, CodecId.PRODUCT)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
 _GROUP_STEP = 16
 _GROUP_MAX = 4096
@@ -33,27 +36,37 @@ class CodecSpec:
     group: int = 0
     symmetric: bool = False
     sparse: SparseCodes | None = None
+    product: ProductSpec | None = None
 
     def __post_init__(self) -> None:
         if self.codec not in _NAMES:
             raise SpecError(f"codec {int(self.codec)} is unknown")
         if (self.sparse is not None) != (self.codec == CodecId.DICTIONARY):
             raise SpecError(f"{_NAMES[self.codec]}: dict has codes over a dictionary, and no other codec has them")
+        if (self.product is not None) != (self.codec == CodecId.PRODUCT):
+            raise SpecError(f"{_NAMES[self.codec]}: pq has product codes, and no other codec has them")
         if self.codec == CodecId.RAW:
             if self.axis != Axis.NONE or self.group or self.symmetric:
                 raise SpecError("raw takes no axis, group or symmetry")
             return
-        if self.sparse is not None and (self.axis != Axis.TOKEN or self.symmetric):
-            raise SpecError("dict has one scale a token, and no symmetry")
+        if self.is_trained and (self.axis != Axis.TOKEN or self.symmetric):
+            raise SpecError(f"{_NAMES[self.codec]} has one scale a token, and no symmetry")
         if self.axis not in _AXES:
             raise SpecError(f"{_NAMES[self.codec]} needs an axis: channel or token")
-        step = CHANNEL_LANE_TOKENS if self.sparse else _GROUP_STEP
+        step = CHANNEL_LANE_TOKENS if self.is_trained else _GROUP_STEP
         if self.group <= 0 or self.group % step or self.group > _GROUP_MAX:
             raise SpecError(f"group is {self.group}, want a multiple of {step} up to {_GROUP_MAX}")
 
     @property
+    def is_trained(self) -> bool:
+        """Whether vectors are coded over a dictionary, or by product codes."""
+        return self.sparse is not None or self.product is not None
+
+    @property
     def bits(self) -> int:
         """Bits of one code; 16 for raw."""
+        if self.product is not None:
+            return 8
         return self.sparse.bits if self.sparse else _BITS.get(self.codec, 16)
 
     @property
@@ -64,7 +77,11 @@ class CodecSpec:
         return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets | bounded
 
     def bound_to(self, size: int, basis: bytes) -> CodecSpec:
-        """This spec over a dictionary of `size` atoms of the set named `basis`. Raises SpecError for another codec."""
+        """This spec over a dictionary of `size` atoms of the set named `basis`, or by so many product codes. Raises
+        SpecError for another codec.
+        """
+        if self.product is not None:
+            return replace(self, product=self.product.bound_to(size, basis))
         if self.sparse is None:
             raise SpecError(f"{self} takes no dictionary")
         return replace(self, sparse=self.sparse.bound_to(size, basis))
@@ -93,15 +110,16 @@ class CodecSpec:
         if codec is None:
             raise SpecError(f"codec spec {text!r}: {name!r} is unknown, want {' or '.join(_NAMES.values())}")
         try:
-            return _parse_dictionary(parts) if codec == CodecId.DICTIONARY else _parse_grouped(codec, parts)
+            return _parse_trained(codec, parts) if codec in _TRAINED else _parse_grouped(codec, parts)
         except SpecError as error:
             raise SpecError(f"codec spec {text!r}: {error}") from None
 
     def __str__(self) -> str:
         if self.codec == CodecId.RAW:
             return "raw"
-        if self.sparse is not None:
-            return f"dict/{self.sparse}/g{self.group}"
+        if self.is_trained:
+            parts = [_NAMES[self.codec], str(self.sparse or self.product), f"g{self.group}"]
+            return "/".join(part for part in parts if part)
         sym = "/sym" if self.symmetric else ""
         return f"{_NAMES[self.codec]}/{_AXES[self.axis]}/g{self.group}{sym}"
 
@@ -126,7 +144,9 @@ def _parse_grouped(codec: CodecId, parts: list[str]) -> CodecSpec:
     return CodecSpec(codec, axis, group, symmetric)
 
 
-def _parse_dictionary(parts: list[str]) -> CodecSpec:
+def _parse_trained(codec: CodecId, parts: list[str]) -> CodecSpec:
     groups = [size for part in parts if (size := _parse_group(part)) is not None]
-    codes = SparseCodes.parse([part for part in parts if _parse_group(part) is None])
-    return CodecSpec(CodecId.DICTIONARY, Axis.TOKEN, groups[-1] if groups else CHANNEL_LANE_TOKENS, sparse=codes)
+    group, rest = groups[-1] if groups else CHANNEL_LANE_TOKENS, [p for p in parts if _parse_group(p) is None]
+    if codec == CodecId.PRODUCT:
+        return CodecSpec(codec, Axis.TOKEN, group, product=ProductSpec.parse(rest))
+    return CodecSpec(codec, Axis.TOKEN, group, sparse=SparseCodes.parse(rest))

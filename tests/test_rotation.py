@@ -107,7 +107,7 @@ def test_what_a_rotation_refuses():
     with pytest.raises(SpecError, match="stream v has no rotary"):
         make_dictionary(((0, K), (0, V)))
     for make in (codec_for, row_codec_for):
-        with pytest.raises(SpecError, match="stream v over a dictionary of keys"):
+        with pytest.raises(SpecError, match="stream v by codes of keys"):
             make(CodecSpec.parse("dict/s4"), V, make_dictionary())
 
 

@@ -149,6 +149,8 @@ def check_bits(query_bits: int) -> None:
 
 def _pad_rows(encoded: EncodedArray) -> EncodedArray:
     """The same tokens, raw rows of them padded to whole vectors of 16 channels: kernels read no others."""
+    if encoded.spec.product is not None:
+        encoded = encode_array(decode_array(encoded), "raw", stream=encoded.stream, first=encoded.first)
     if encoded.spec.codec != CodecId.RAW or encoded.dim % TILE_LANES == 0:
         return encoded
     rows = decode_array(encoded)

@@ -23,7 +23,7 @@ from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, StreamId
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import SequenceIndex
-from kvcodec.store.opening import load_dictionary, open_store
+from kvcodec.store.opening import load_trained, open_store
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
 
@@ -124,16 +124,17 @@ def measure_drift(
     """Errors of codes over positions, of each sequence of logs and of each dump.
 
     A log's records carry their errors, so nothing is coded again and the originals are not needed. A dump is coded with
-    `spec` over `dictionary` (a .kvdict file or a set), of which it needs the streams' dictionaries, by `pursuit` (omp,
-    ormp, mp). every: tokens of a stretch of the table, by default a sixteenth of the longest text, in whole blocks of
-    64. progress: called with (done, total) in sources, a dump counting its layers. Raises what kvcodec.open and
-    open_dump raise; SpecError for a dump without a dictionary.
+    `spec`, `dict` or `pq`, over `dictionary` (a .kvdict file or a set), of which it needs the streams' dictionaries or
+    product codes, by `pursuit` (omp, ormp, mp). every: tokens of a stretch of the table, by default a sixteenth of the
+    longest text, in whole blocks of 64. progress: called with (done, total) in sources, a dump counting its layers.
+    Raises what kvcodec.open and open_dump raise; SpecError for a dump without a dictionary.
     """
     if not sources:
         raise SpecError("no log or dump to look at")
     if every is not None and every < 1:
         raise SpecError(f"every is {every}, want 1 or more tokens")
-    own = None if dictionary is None else load_dictionary(dictionary).with_pursuit(pursuit)
+    own = None if dictionary is None else load_trained(dictionary).with_pursuit(pursuit)
+    codec = CodecSpec.parse(spec)
     tell, texts = progress or no_progress, list[TextDrift]()
     for n, source in enumerate(sources):
         path = Path(source)
@@ -142,14 +143,13 @@ def measure_drift(
             tell(n * 1000 + 1000 * done // max(1, total), 1000 * len(sources))
 
         if is_log(path):
-            with open_store(path, dictionary=own) as store:
+            with open_store(path, dictionary=own if own and own.dictionaries else None) as store:
                 texts += _drift_of_log(path, store, tell_part)
         elif own is None:
             raise SpecError(f"{path} is a dump: its codes need a dictionary, pass dictionary= (--dictionary)")
         else:
             with open_dump(path) as dump:
-                part = DumpPart(dump, None, None)
-                texts.append(_drift_of_dump(path, part, own, CodecSpec.parse(spec), tell_part))
+                texts.append(_drift_of_dump(path, DumpPart(dump, None, None), own, codec, tell_part))
     longest = max(text.tokens for text in texts) if texts else 0
     block = CHANNEL_LANE_TOKENS
     return DriftReport(tuple(texts), every or max(block, -(-longest // _BINS // block) * block))
@@ -183,15 +183,16 @@ def _codecs_of(index: SequenceIndex) -> dict[str, str]:
 def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSpec, tell: Progress) -> TextDrift:
     model = dump_model(dump)
     curves = {stream.name.lower(): Curve() for stream in dump.streams}
-    layers = [n for n in dump.layers if any(own.find(n, stream) for stream in dump.streams)]
+    layers = [n for n in dump.layers if any(own.find_for(spec, n, stream) for stream in dump.streams)]
     if not layers:
-        raise SpecError(f"{path}: the set {own.hash.hex()} has no dictionary for any of its layers")
+        what = "dictionary" if spec.product is None else "product codes"
+        raise SpecError(f"{path}: the set {own.hash.hex()} has no {what} for any of its layers")
     for done, layer in enumerate(layers):
         for shape in model.layers[layer].streams:
-            dictionary = own.find(layer, shape.id)
-            if dictionary is None:
+            trained = own.find_for(spec, layer, shape.id)
+            if trained is None:
                 continue
-            codec = codec_for(spec, shape.id, dictionary)
+            codec = codec_for(spec, shape.id, trained)
             for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
                 end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
                 rows = take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)

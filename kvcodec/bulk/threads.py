@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -11,6 +12,10 @@ from kvcodec.errors import SpecError
 
 T = TypeVar("T")
 THREADS_MAX = 256
+
+
+class Stopped(Exception):
+    """Raised by work that was told to stop: other work failed, or there was an interrupt."""
 
 
 def thread_count(asked: int | None) -> int:
@@ -22,8 +27,13 @@ def thread_count(asked: int | None) -> int:
     return asked
 
 
-def share_work(work: Callable[[T], None], pieces: Iterable[T], threads: int) -> None:
-    """`work` for each piece, in order where there is one thread. Raises what any of it raises, the others stopped."""
+def share_work(
+    work: Callable[[T], None], pieces: Iterable[T], threads: int, stop: threading.Event | None = None
+) -> None:
+    """`work` for each piece, in order where there is one thread. Raises what any of it raises, the others stopped.
+
+    stop: set as soon as one fails or there is an interrupt, for work that looks at it and then raises Stopped.
+    """
     if threads == 1:
         for piece in pieces:
             work(piece)
@@ -33,7 +43,9 @@ def share_work(work: Callable[[T], None], pieces: Iterable[T], threads: int) -> 
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
+            if stop is not None and any(not future.done() or future.exception() for future in futures):
+                stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-        for future in futures:
-            if not future.cancelled():
-                future.result()
+        failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
+        for error in sorted(failed, key=lambda error: isinstance(error, Stopped)):
+            raise error

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvcodec.bulk.selection import Layers, describe_numbers, pick_layers
 from kvcodec.codecs.dictionary import Use
+from kvcodec.dictionary.budget import LEAST_GROUPS
+from kvcodec.dictionary.products import LEAST_SAMPLE, SAMPLE, SIDE_BYTES
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.names import PAIRS
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import StreamId
+from kvcodec.product_spec import MAX_GROUPS
 
 SHARES = ("none", "layers", "all")
-METRICS = ("none", "query")
+CODECS = ("dict", "pq")
+METRICS = {"dict": ("none", "query"), "pq": ("none", "query", "gradient")}
 ROPES = ("post", "pre")
 _NAMES = {stream.name.lower(): stream for pair in PAIRS for stream in pair}
 _MOST_HELD = 0.5
@@ -33,26 +37,68 @@ class TrainOptions:
     ridge: float
     fraction: float
     sinks: int
+    codec: str = "dict"
 
     def __post_init__(self) -> None:
-        for name, known in (("share", SHARES), ("rope", ROPES), ("metric", METRICS)):
+        metrics = METRICS.get(self.codec, ())
+        for name, known in (("codec", CODECS), ("share", SHARES), ("rope", ROPES), ("metric", metrics)):
             if getattr(self, name) not in known:
                 raise SpecError(f"{name} is {getattr(self, name)!r}, want {' or '.join(known)}")
         if not 0 < self.fraction <= _MOST_HELD:
             raise SpecError(f"held-out is {self.fraction:g}, want dumps or a fraction above 0 and up to {_MOST_HELD:g}")
         if self.sinks < 0 or not 0 < self.ridge < 1e6:
             raise SpecError(f"sinks {self.sinks} and ridge {self.ridge:g}: want 0 or more, and a positive number")
-        special = "rope pre" if self.rope == "pre" else "metric query" if self.metric == "query" else ""
+        self._check_streams()
+
+    def _check_streams(self) -> None:
+        special = "rope pre" if self.rope == "pre" else ""
+        measured = "" if self.metric == "none" else f"metric {self.metric}"
+        if measured and self.codec == "pq":
+            if not set(self.streams) <= set(PAIRS[0]):
+                raise SpecError(f"{measured} is for K and V, not for latents")
+        else:
+            special = special or measured
         if special and StreamId.K not in self.streams:
             raise SpecError(f"{special} is for K, and K is not among the streams")
-        if special and self.share == "all" and len(self.streams) > 1:
-            raise SpecError(f"{special} is for K alone: share layers, not all")
+        if self.share == "all" and len(self.streams) > 1 and (special or measured):
+            whose = f"{special} is for K alone" if special else f"{measured} is another one for K than for V"
+            raise SpecError(f"{whose}: share layers, not all")
+
+    def unrotates(self, unit: Unit) -> bool:
+        """Whether a unit is of keys from before their rotary embedding."""
+        return self.rope == "pre" and unit.stream == StreamId.K
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, all that a result hangs on beside the layers."""
         names = [stream.name.lower() for stream in self.streams]
         kept = ("share", "rope", "rope_base", "metric", "ridge", "fraction", "sinks")
         return {name: getattr(self, name) for name in kept} | {"streams": names}
+
+
+@dataclass(frozen=True)
+class ProductSettings:
+    """budget: bytes of a vector, on average over all that a model holds. sample: vectors of a stream that are looked
+    at, most. context: tokens of a text that codes are for, None if layers are to count alike. seed: of all that is
+    drawn by lot. Raises SpecError.
+    """
+
+    budget: float = 32.0
+    sample: int = SAMPLE
+    context: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least, most = LEAST_GROUPS + SIDE_BYTES, MAX_GROUPS + SIDE_BYTES
+        if not least <= self.budget <= most:
+            raise SpecError(f"budget is {self.budget:g} bytes of a vector, want {least} to {most}")
+        for name, low in (("sample", LEAST_SAMPLE), ("context", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and not low <= value < 1 << 63:
+                raise SpecError(f"{name} is {value}, want {low} or more")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able, all that a result hangs on."""
+        return {"codec": "pq"} | asdict(self)
 
 
 def parse_streams(asked: str | Sequence[str]) -> tuple[StreamId, ...]:

@@ -1,4 +1,4 @@
-"""What training dictionaries gave."""
+"""What training dictionaries or product codes gave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.product import Product
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,26 @@ class TrainedUnit:
 
 
 @dataclass(frozen=True)
+class ProductUnit:
+    """Product codes of one stream, or of those that share them. about: their entry in the artefact's information.
+    vectors: that these streams hold, relative to others.
+    """
+
+    name: str
+    product: Product
+    about: Mapping[str, Any]
+    vectors: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"name": self.name, **self.about}
+
+
+@dataclass(frozen=True)
 class TrainReport:
-    """What was trained. out: the file. hash: of the set, hexadecimal. tokens, held_out: of all dumps. nbytes: of atoms
-    and means. seconds: of all. resumed: dictionaries that were there already.
+    """What was trained. out: the file. hash: of the set, hexadecimal. units: dictionaries. tokens, held_out: of all
+    dumps. nbytes: of atoms and means, or of product codes. seconds: of all. resumed: dictionaries that were there
+    already. products: product codes, where those were trained.
     """
 
     out: str
@@ -37,12 +55,22 @@ class TrainReport:
     held_out: int
     nbytes: int
     seconds: float
+    products: tuple[ProductUnit, ...] = ()
 
     @property
     def resumed(self) -> int:
         return sum(unit.resumed for unit in self.units)
 
+    @property
+    def bytes_a_vector(self) -> float:
+        """Of product codes, on average over the vectors that streams hold; 0 without any."""
+        total = sum(unit.vectors for unit in self.products)
+        return sum(unit.about["bytes"] * unit.vectors for unit in self.products) / total if total else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         own = {name: getattr(self, name) for name in ("out", "hash", "tokens", "held_out", "nbytes", "resumed")}
-        return own | {"seconds": round(self.seconds, 3), "dictionaries": [unit.as_dict() for unit in self.units]}
+        own |= {"seconds": round(self.seconds, 3), "dictionaries": [unit.as_dict() for unit in self.units]}
+        if self.products:
+            own |= {"bytes_a_vector": self.bytes_a_vector, "products": [unit.as_dict() for unit in self.products]}
+        return own

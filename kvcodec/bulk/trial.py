@@ -25,7 +25,7 @@ from kvcodec.measure.attention import AttentionError, attention_error
 from kvcodec.measure.error import RowError, finite_or_none
 from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
-from kvcodec.store.opening import load_dictionary
+from kvcodec.store.opening import load_trained
 
 FilePath = str | os.PathLike[str]
 DEFAULT = (ARTICLE, "dict/s8/c6/ef")
@@ -97,9 +97,9 @@ def try_codecs(
 
     codecs: specs, and "article", the 18-byte coder of kvcodec.dictionary.baseline. A `dict` spec is tried over the
     article's random codebook by OMP, and over `dictionary` (a .kvdict file or a set), if there is one, by each of
-    `pursuits`. layers: "0-3,17", by default all. sinks: first tokens that are not coded; attention sees them as they
-    are. mapping, kv_heads, head_dim: as open_dump takes them. progress: called with (done, total) in layers times
-    codecs. Memory: about 32 MiB; of a layer with queries all its rows, twice.
+    `pursuits`; a `pq` spec by the product codes of `dictionary`. layers: "0-3,17", by default all. sinks: first tokens
+    that are not coded; attention sees them as they are. mapping, kv_heads, head_dim: as open_dump takes them. progress:
+    called with (done, total) in layers times codecs. Memory: about 32 MiB; of a layer with queries all its rows, twice.
 
     Raises what open_dump raises; SpecError for what is no codec, or a layer that the dictionary does not know.
     """
@@ -125,14 +125,18 @@ def try_codecs(
 def _make_coders(
     codecs: Sequence[str], dictionary: FilePath | DictionarySet | None, pursuits: Sequence[Pursuit]
 ) -> list[Coder]:
-    own = None if dictionary is None else load_dictionary(dictionary)
+    own = None if dictionary is None else load_trained(dictionary)
     name = "a set" if dictionary is None or isinstance(dictionary, DictionarySet) else Path(dictionary).name
     coders: list[Coder] = []
     for text in codecs:
         if text == ARTICLE:
             coders.append(ArticleCoder())
             continue
-        if CodecSpec.parse(text).sparse is None:
+        spec = CodecSpec.parse(text)
+        if spec.product is not None:
+            coders.append(SpecCoder(text, own, name))
+            continue
+        if spec.sparse is None:
             coders.append(SpecCoder(text))
             continue
         coders.append(CodebookCoder(text))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvcodec.codecs import decode_array, encode_array
 from kvcodec.codecs.bounded import BoundedCodec
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.sparse import widen
 from kvcodec.dictionary import baseline
 from kvcodec.errors import ShapeError, SpecError
@@ -62,7 +63,7 @@ class ArticleCoder:
 
 
 class SpecCoder:
-    """A codec as a log has it, of a set of dictionaries where it takes one."""
+    """A codec as a log, or an array, has it, of a set of dictionaries and product codes where it takes one."""
 
     def __init__(self, spec: str, own: DictionarySet | None = None, atoms: str = "", pursuit: str = "") -> None:
         self._spec, self._own = CodecSpec.parse(spec), own
@@ -73,23 +74,29 @@ class SpecCoder:
         for stream, dim in zip((StreamId.K, StreamId.V), dims, strict=True):
             self.dictionary(layer, stream, dim)
 
-    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Dictionary | None:
-        """Of the stream. Raises SpecError, ShapeError."""
+    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Dictionary | Product | None:
+        """Of the stream, or its product codes. Raises SpecError, ShapeError."""
+        what = "dictionary" if self._spec.product is None else "product codes"
         if self._own is None:
+            if self._spec.product is not None:
+                raise SpecError(f"{self.codec} needs product codes: pass dictionary= (--dictionary)")
             return None
-        found, where = self._own.find(layer, stream), f"layer {layer} {stream.name}"
+        found, where = self._own.find_for(self._spec, layer, stream), f"layer {layer} {stream.name}"
         if found is None:
-            known = ",".join(map(str, sorted({layer for layer, _ in self._own.uses()})))
-            raise SpecError(f"{where}: no dictionary for it; choose layers of {known} (--layers)")
+            uses = self._own.uses()
+            known = sorted({n for n, other in uses if self._own.find_for(self._spec, n, other)})
+            advice = f"choose layers of {','.join(map(str, known))} (--layers)" if known else "the set has none at all"
+            raise SpecError(f"{where}: no {what} for it; {advice}")
         if found.dim != dim:
-            raise ShapeError(f"{where}: {dim} channels, its dictionary's atoms have {found.dim}")
+            whose = "dictionary's atoms" if self._spec.product is None else what
+            raise ShapeError(f"{where}: {dim} channels, its {whose} have {found.dim}")
         return found
 
     def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
         """See `Coder`."""
         dictionary = self.dictionary(layer, stream, rows.shape[2])
         if self._spec.sparse is not None and self._spec.sparse.bounded:
-            assert dictionary is not None
+            assert isinstance(dictionary, Dictionary)
             return _code_bounded(BoundedCodec(self._spec, dictionary, first), rows)
         coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary, first=first)
         return TrialRows(decode_array(coded).astype(np.float32), coded.nbytes)

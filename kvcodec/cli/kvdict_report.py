@@ -9,10 +9,14 @@ from kvcodec.cli.output import number, print_json, print_line, size
 from kvcodec.cli.tables import print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.product import Product
     from kvcodec.dictionary.artefact import Artefact
 
 _SHOWN = (1, 2, 4, 8, 16, 32)  # atoms of a vector
+_ANY = 1e300
 
 
 def is_kvdict(path: Path) -> bool:
@@ -26,21 +30,68 @@ def is_kvdict(path: Path) -> bool:
 
 
 def print_kvdict(path: Path, artefact: Artefact, *, json: bool) -> None:
-    """A table of the dictionaries, or one JSON object."""
+    """Tables of the dictionaries and of the product codes, or one JSON object."""
     own = artefact.dictionaries
+    products = [_product_as_dict(one, error) for one, error in zip(own.products, _errors(artefact), strict=True)]
     if json:
         rows = [_as_dict(one) for one in own.dictionaries]
-        print_json({"kvdict": str(path), "hash": own.hash.hex(), "bytes": own.nbytes, "dictionaries": rows})
+        print_json(
+            {
+                "kvdict": str(path),
+                "hash": own.hash.hex(),
+                "bytes": own.nbytes,
+                "dictionaries": rows,
+                "products": products,
+            }
+        )
         return
-    print_line(f"{path}: set {own.hash.hex()}, {len(own.dictionaries)} dictionaries, {size(own.nbytes)}")
-    most = max((len(one.errors) for one in own.dictionaries), default=0)
+    counts = [f"{len(own.dictionaries)} dictionaries"] if own.dictionaries else []
+    counts += [f"{len(own.products)} product codes"] if own.products else []
+    print_line(f"{path}: set {own.hash.hex()}, {', '.join(counts)}, {size(own.nbytes)}")
+    if own.dictionaries:
+        _print_dictionaries(own.dictionaries)
+    if own.products:
+        _print_products(own.products, products)
+
+
+def _print_dictionaries(dictionaries: Sequence[Dictionary]) -> None:
+    most = max((len(one.errors) for one in dictionaries), default=0)
     shown = [n for n in _SHOWN if n <= most]
     lines = [
         (_uses(one), str(one.size), str(one.dim), _traits(one), *(_error(one, n) for n in shown))
-        for one in own.dictionaries
+        for one in dictionaries
     ]  # fmt: skip
     columns = ("for", "atoms", "channels", "", *(f"error, {n}" for n in shown))
     print_table(columns, lines, title="Dictionaries; relative error of held-out vectors with so many atoms")
+
+
+def _print_products(products: Sequence[Product], told: Sequence[dict[str, Any]]) -> None:
+    lines = [
+        (
+            _uses(one), str(own["bytes"]), str(one.groups), str(own["components"]), str(one.dim),
+            "before rotation" * own["before_rotation"],
+            "-" if own["error"] is None else number(own["error"], ".4f"),
+        )
+        for one, own in zip(products, told, strict=True)
+    ]  # fmt: skip
+    columns = ("for", "bytes", "groups", "components", "channels", "", "error")
+    print_table(columns, lines, title="Product codes; bytes of a vector, relative error of held-out vectors")
+
+
+def _product_as_dict(one: Product, error: float | None) -> dict[str, Any]:
+    uses = [{"layer": layer, "stream": stream.name.lower()} for layer, stream in one.uses]
+    return {
+        "uses": uses, "bytes": one.groups + 2, "groups": one.groups, "components": len(one.basis), "channels": one.dim,
+        "before_rotation": one.rotation is not None, "error": error,
+    }  # fmt: skip
+
+
+def _errors(artefact: Artefact) -> list[float | None]:
+    """Held-out error of each of the product codes, as far as the information tells; it may say anything."""
+    count, told = len(artefact.dictionaries.products), artefact.information.get("products")
+    entries = told if isinstance(told, list) and len(told) == count else [None] * count
+    found = [entry.get("error") if isinstance(entry, dict) else None for entry in entries]
+    return [float(error) if isinstance(error, int | float) and 0 <= error < _ANY else None for error in found]
 
 
 def _as_dict(one: Dictionary) -> dict[str, Any]:
@@ -51,7 +102,7 @@ def _as_dict(one: Dictionary) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _uses(one: Dictionary) -> str:
+def _uses(one: Dictionary | Product) -> str:
     streams = dict.fromkeys(stream.name.lower() for _, stream in one.uses)
     return ", ".join(f"{s} {_ranges([layer for layer, t in one.uses if t.name.lower() == s])}" for s in streams)
 

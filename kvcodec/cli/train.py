@@ -17,7 +17,7 @@ from kvcodec.cli.tables import print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvcodec.bulk.train_report import TrainReport
+    from kvcodec.bulk.train_report import ProductUnit, TrainReport
 
 EXAMPLE = "Example: kvcodec train chat.safetensors code.safetensors -o model.kvdict --atoms 2048 --sparsity 16"
 
@@ -27,6 +27,7 @@ def command(
         list[Path], typer.Argument(metavar="DUMP...", help="Dumps with K and V, or latents, of every layer.")
     ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .kvdict file to make.")],
+    codec: Annotated[str, typer.Option(help="dict: dictionaries; pq: product codes.")] = "dict",
     atoms: Annotated[int, typer.Option(min=1, help="Atoms of each dictionary.")] = 1024,
     sparsity: Annotated[int, typer.Option(min=1, help="Atoms of a vector.")] = 8,
     streams: Annotated[
@@ -46,8 +47,24 @@ def command(
         typer.Option(help="Base of the rotary embedding. [default: what the dump says]", show_default=False),
     ] = None,
     mean: Annotated[bool, typer.Option("--mean/--no-mean", help="Take the mean of each stream away.")] = True,
-    metric: Annotated[str, typer.Option(help="none, or query: errors of K as the queries see them.")] = "none",
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="none; query: errors of K as queries see them, of pq V as the output projection does; of pq gradient: "
+            "by what they cost the model's loss."
+        ),
+    ] = "none",
     ridge: Annotated[float, typer.Option(help="How much of the plain metric is in that of the queries.")] = 0.1,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Of pq: bytes of a vector, with --metric gradient on average over all. [default: 32]"),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Of pq: vectors of a stream that are looked at, most. [default: 32768]")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Of pq: tokens of a text, by which layers count in the budget. [default: alike]")
+    ] = None,
     held_out: Annotated[
         list[str] | None,
         typer.Option(help="Share of each dump, at its end, to measure errors on, or a dump for that. [default: 0.1]"),
@@ -65,15 +82,19 @@ def command(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train dictionaries for the K and V of a model on dumps of it. An interrupt keeps those that are done."""
+    """Train dictionaries, or product codes, for the K and V of a model on dumps of it.
+
+    An interrupt keeps the dictionaries that are done, and of product codes nothing.
+    """
     silent = json or quiet
     about = dumps[0] if len(dumps) == 1 else None
     with reported(dump=about, log=out), progress_bar("train", wanted=not silent) as progress:
         from kvcodec.bulk.train import train_dumps
 
         report = train_dumps(
-            dumps, out, atoms=atoms, sparsity=sparsity, streams=streams, layers=layers, share=share, time=time,
-            epochs=epochs, rope=rope, rope_base=rope_base, mean=mean, metric=metric, ridge=ridge,
+            dumps, out, codec=codec, atoms=atoms, sparsity=sparsity, streams=streams, layers=layers, share=share,
+            time=time, epochs=epochs, rope=rope, rope_base=rope_base, mean=mean, metric=metric, ridge=ridge,
+            budget=budget, sample=sample, context=context,
             held_out=_held_out(held_out), sinks=sinks, seed=seed, mapping=mapping or (), kv_heads=heads,
             head_dim=head_dim, overwrite=force, resume=resume, threads=threads, progress=progress,
             tell=_tell if not silent and sys.stderr.isatty() else None,
@@ -101,8 +122,32 @@ def _tell(line: str) -> None:
 
 
 def _print_report(report: TrainReport) -> None:
-    print_line(f"{report.out}: {len(report.units)} dictionaries, {size(report.nbytes)}, {report.hash}")
+    what = f"{len(report.units)} dictionaries"
+    if report.products:
+        what = f"{len(report.products)} product codes, {report.bytes_a_vector:.2f} bytes a vector"
+    print_line(f"{report.out}: {what}, {size(report.nbytes)}, {report.hash}")
     print_line(f"trained on {report.tokens} tokens in {report.seconds:.1f} s, measured on {report.held_out} others")
+    if report.products:
+        _print_products(report.products)
+    else:
+        _print_dictionaries(report)
+
+
+def _print_products(units: Sequence[ProductUnit]) -> None:
+    rows = [
+        (
+            unit.name, str(unit.about["bytes"]), number(unit.about["bits_a_number"], ".3f"),
+            str(unit.about["components"]), number(unit.about["error"], ".4f"), number(unit.about["in_metric"], ".4f"),
+        )
+        for unit in units
+    ]  # fmt: skip
+    print_table(("", "bytes", "bits", "components", "error", "in metric"), rows)
+    print_line(
+        "bytes: of a vector; bits: of a number; errors: of held-out vectors, plain, and in the metric without mean"
+    )
+
+
+def _print_dictionaries(report: TrainReport) -> None:
     if report.resumed:
         print_line(f"{report.resumed} of the dictionaries were there already")
     rows = [

@@ -16,7 +16,7 @@ from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
-    from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.codec import Trained
 
 MAX_POSITION = 1 << 48
 _DTYPES: dict[DtypeId, np.dtype[Any]] = {
@@ -27,8 +27,8 @@ _DTYPES: dict[DtypeId, np.dtype[Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class EncodedArray:
-    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codec `dict`. first: position of the
-    first token, which matters for keys that are coded as they were before their rotary embedding.
+    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codecs `dict` and `pq`. first: position
+    of the first token, which matters for keys that are coded as they were before their rotary embedding.
 
     full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
     bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
@@ -43,7 +43,7 @@ class EncodedArray:
     full: NDArray[np.uint8]
     tail: NDArray[np.uint8]
     errors: NDArray[np.uint16]
-    dictionary: Dictionary | None = None
+    dictionary: Trained | None = None
     first: int = 0
 
     @property
@@ -63,11 +63,12 @@ def encode_array(
     *,
     stream: StreamId | str = "k",
     dtype: DTypeLike | None = None,
-    dictionary: Dictionary | None = None,
+    dictionary: Trained | None = None,
     pursuit: str | Pursuit | None = None,
     first: int = 0,
 ) -> EncodedArray:
-    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary.
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary, with `pq` by
+    product codes.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
     pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given. first: position of the first row,
@@ -81,8 +82,7 @@ def encode_array(
     if not isinstance(first, int | np.integer) or not 0 <= first < MAX_POSITION:
         raise SpecError(f"first is {first!r}, want the position of the first row, a whole number below 2**48")
     if pursuit is not None:
-        method = Pursuit.parse(pursuit)
-        dictionary = dictionary and replace(dictionary, pursuit=method)
+        dictionary = _with_pursuit(dictionary, Pursuit.parse(pursuit))
     codec = codec_for(spec, stream, dictionary)
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")
@@ -99,6 +99,12 @@ def encode_array(
     return EncodedArray(
         codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary, first
     )
+
+
+def _with_pursuit(trained: Trained | None, pursuit: Pursuit) -> Trained | None:
+    from kvcodec.codecs.dictionary import Dictionary
+
+    return replace(trained, pursuit=pursuit) if isinstance(trained, Dictionary) else trained
 
 
 def decode_array(

@@ -15,6 +15,9 @@ from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.product import Product
+
+    Trained = Dictionary | Product
 
 _LINE = 64  # bytes
 EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
@@ -85,17 +88,11 @@ class Codec(Protocol):
         ...
 
 
-def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | None = None) -> Codec:
-    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary. Raises SpecError."""
+def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None = None) -> Codec:
+    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary, `pq` product codes. SpecError."""
     spec = CodecSpec.parse(spec)
-    if spec.sparse is not None:
-        from kvcodec.codecs.bounded import BoundedCodec
-        from kvcodec.codecs.sparse import SparseCodec
-
-        if dictionary is None:
-            raise SpecError(f"{spec} needs a dictionary")
-        check_turned(dictionary, stream)
-        return (BoundedCodec if spec.sparse.bounded else SparseCodec)(spec, dictionary)
+    if spec.is_trained:
+        return _trained_codec(spec, stream, trained)
     if spec.codec == CodecId.RAW:
         from kvcodec.codecs.raw import RawCodec
 
@@ -105,10 +102,26 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, dictionary: Dictionary | 
     return GroupedCodec(spec, stream)
 
 
-def check_turned(dictionary: Dictionary, stream: StreamId) -> None:
-    """Raises SpecError for a dictionary of keys from before their rotary embedding, if the stream carries none."""
-    if dictionary.rotation is not None and stream not in (StreamId.K, StreamId.KR):
-        raise SpecError(f"stream {stream.name.lower()} over a dictionary of keys from before their rotary embedding")
+def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -> Codec:
+    from kvcodec.codecs.bounded import BoundedCodec
+    from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.product import Product
+    from kvcodec.codecs.product_rows import ProductCodec
+    from kvcodec.codecs.sparse import SparseCodec
+
+    if trained is not None:
+        check_turned(trained, stream)
+    if spec.sparse is not None and isinstance(trained, Dictionary):
+        return (BoundedCodec if spec.sparse.bounded else SparseCodec)(spec, trained)
+    if spec.product is not None and isinstance(trained, Product):
+        return ProductCodec(spec, trained)
+    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
+
+
+def check_turned(trained: Trained, stream: StreamId) -> None:
+    """Raises SpecError for codes of keys from before their rotary embedding, if the stream carries none."""
+    if trained.rotation is not None and stream not in (StreamId.K, StreamId.KR):
+        raise SpecError(f"stream {stream.name.lower()} by codes of keys from before their rotary embedding")
 
 
 def find_nonfinite(rows: NDArray[np.uint16], dtype: DtypeId) -> tuple[int, int, int] | None:

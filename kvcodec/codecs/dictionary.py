@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,13 @@ from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import DICTIONARY_USE, StreamId, Transform
 from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY, Pursuit
 
+if TYPE_CHECKING:
+    from kvcodec.codecs.product import Product
+    from kvcodec.spec import CodecSpec
+
 Use = tuple[int, StreamId]  # a layer and a stream
 MAX_DIM = 1024
+_PRODUCT_MARK = b"\xff" * 4  # no dictionary has so many atoms
 TURNED = (StreamId.K, StreamId.KR)  # streams that carry a rotary embedding
 _NO_NORM = np.float32(1e-30)
 _GREATEST = 1e30  # of a mean: no row minus it overflows
@@ -62,13 +67,7 @@ class Dictionary:
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("a dictionary is for one or more streams, each named once")
         if self.rotation is not None:
-            self._check_rotation(self.rotation)
-
-    def _check_rotation(self, rotation: Rotation) -> None:
-        if 2 * rotation.pairs > self.dim:
-            raise ShapeError(f"rotation: {rotation.pairs} pairs of channels, the atoms have {self.dim} channels")
-        if unturned := [stream.name for _, stream in self.uses if stream not in TURNED]:
-            raise SpecError(f"rotation: stream {unturned[0].lower()} has no rotary embedding")
+            check_rotation(self.rotation, self.dim, self.uses)
 
     @property
     def size(self) -> int:
@@ -175,14 +174,17 @@ class Dictionary:
 
 @dataclass(frozen=True, eq=False)
 class DictionarySet:
-    """The dictionaries of a model's streams, named by a hash of all that a decoder needs."""
+    """The dictionaries and product codes of a model's streams, named by a hash of all that a decoder needs."""
 
-    dictionaries: tuple[Dictionary, ...]
+    dictionaries: tuple[Dictionary, ...] = ()
+    products: tuple[Product, ...] = ()
 
     def __post_init__(self) -> None:
         uses = [use for one in self.dictionaries for use in one.uses]
-        if not uses or len(set(uses)) != len(uses) or len(self.dictionaries) >= 1 << 16:
-            raise SpecError("a set has one or more dictionaries, and no stream two of them")
+        uses += [use for product in self.products for use in product.uses]
+        count = len(self.dictionaries) + len(self.products)
+        if not uses or len(set(uses)) != len(uses) or count >= 1 << 16:
+            raise SpecError("a set has one or more dictionaries or product codes, and no stream two of them")
 
     @cached_property
     def hash(self) -> bytes:
@@ -193,6 +195,8 @@ class DictionarySet:
             shape += [] if one.rotation is None else [one.rotation.pairs]
             digest.update(np.array(shape, "<u4").tobytes() + one.head())
             digest.update(one.atoms.tobytes())
+        for product in self.products:
+            digest.update(_PRODUCT_MARK + product.to_bytes())
         return digest.digest()[:HASH_BYTES]
 
     @cached_property
@@ -203,26 +207,56 @@ class DictionarySet:
         """This set, whose vectors are to be coded by that pursuit (omp, ormp, mp); by None as before. SpecError."""
         if pursuit is None or all(one.pursuit == Pursuit.parse(pursuit) for one in self.dictionaries):
             return self
-        return DictionarySet(tuple(replace(one, pursuit=Pursuit.parse(pursuit)) for one in self.dictionaries))
+        own = tuple(replace(one, pursuit=Pursuit.parse(pursuit)) for one in self.dictionaries)
+        return DictionarySet(own, self.products)
+
+    def without_products(self) -> DictionarySet:
+        """Its dictionaries alone, a set of another name; itself if it has no product codes. Raises SpecError if it has
+        nothing else.
+        """
+        return DictionarySet(self.dictionaries) if self.products else self
 
     def find(self, layer: int, stream: StreamId) -> Dictionary | None:
         """The dictionary of a stream of a layer."""
         return self._by_use.get((layer, stream))
 
+    def find_product(self, layer: int, stream: StreamId) -> Product | None:
+        """The product codes of a stream of a layer."""
+        return self._products.get((layer, stream))
+
+    def find_for(self, spec: CodecSpec, layer: int, stream: StreamId) -> Dictionary | Product | None:
+        """What a spec wants of the two."""
+        return self.find(layer, stream) if spec.product is None else self.find_product(layer, stream)
+
+    @cached_property
+    def _products(self) -> dict[Use, Product]:
+        return {use: one for one in self.products for use in one.uses}
+
     def uses(self) -> Sequence[Use]:
-        """All streams that have a dictionary."""
-        return sorted(self._by_use)
+        """All streams that have a dictionary or product codes."""
+        return sorted([*self._by_use, *self._products])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of atoms and means."""
-        return sum(one.atoms.nbytes + (one.mean.nbytes if one.has_mean else 0) for one in self.dictionaries)
+        """Bytes of atoms and means, and of product codes."""
+        own = sum(one.atoms.nbytes + (one.mean.nbytes if one.has_mean else 0) for one in self.dictionaries)
+        return own + sum(len(one.to_bytes()) for one in self.products)
 
     def describe(self) -> str:
         """One line for an error or a report."""
         sizes = sorted({(one.size, one.dim) for one in self.dictionaries})
         shapes = ", ".join(f"{n}x{d}" for n, d in sizes)
-        return f"{self.hash.hex()} ({len(self.dictionaries)} dictionaries of {shapes})"
+        parts = [f"{len(self.dictionaries)} dictionaries of {shapes}"] if sizes else []
+        parts += [f"{len(self.products)} product codes"] if self.products else []
+        return f"{self.hash.hex()} ({', '.join(parts)})"
+
+
+def check_rotation(rotation: Rotation, dim: int, uses: Sequence[Use]) -> None:
+    """Raises ShapeError, SpecError for one that vectors of `dim` channels, or their streams, cannot have."""
+    if 2 * rotation.pairs > dim:
+        raise ShapeError(f"rotation: {rotation.pairs} pairs of channels, the atoms have {dim} channels")
+    if unturned := [stream.name for _, stream in uses if stream not in TURNED]:
+        raise SpecError(f"rotation: stream {unturned[0].lower()} has no rotary embedding")
 
 
 def _check_metric(metric: NDArray[np.float32], dim: int) -> NDArray[np.float32]:

@@ -13,6 +13,8 @@ def head_sections(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> H
         return raw_sections(tokens, dim)
     if spec.sparse is not None:
         return sparse_sections(tokens, spec.sparse.code_bytes)
+    if spec.product is not None:
+        return sparse_sections(tokens, spec.product.groups)
     return grouped_sections(
         tokens,
         dim,
@@ -26,7 +28,7 @@ def head_sections(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> H
 
 def token_group(spec: CodecSpec) -> int:
     """Tokens of a full GROUP record."""
-    if spec.sparse is not None:
+    if spec.is_trained:
         return spec.group
     return align(CHANNEL_LANE_TOKENS, spec.group) if spec.axis == Axis.CHANNEL else CHANNEL_LANE_TOKENS
 
@@ -35,7 +37,8 @@ def step_row_bytes(spec: CodecSpec, dim: int) -> int:
     """Bytes of one token's row of one head in a STEP record: raw, or codes with one scale a token."""
     if spec.codec == CodecId.RAW:
         return 2 * dim
-    if spec.sparse is not None:
-        return spec.sparse.row_bytes
+    own = spec.sparse or spec.product
+    if own is not None:
+        return own.row_bytes
     groups = -(-dim // spec.group)
     return groups * (2 if spec.symmetric else 4) + align(dim, TILE_LANES) * spec.bits // 8

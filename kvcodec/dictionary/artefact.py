@@ -7,17 +7,28 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
+from kvcodec.codecs.product import Product
+from kvcodec.codecs.product_bytes import product_from_bytes
 from kvcodec.codecs.rotation import Rotation
-from kvcodec.errors import BadMagic, CorruptRecord, LogExists, ShapeError, SpecError, TruncatedLog, UnsupportedVersion
+from kvcodec.errors import (
+    BadMagic,
+    CorruptRecord,
+    FormatError,
+    LogExists,
+    ShapeError,
+    SpecError,
+    TruncatedLog,
+    UnsupportedVersion,
+)
 from kvcodec.layout import (
     ALIGNMENT,
     DICTIONARY_USE,
@@ -32,8 +43,10 @@ from kvcodec.layout import (
 )
 from kvcodec.sparse_spec import MAX_ATOMS, MAX_DICTIONARY
 
+T = TypeVar("T")
 _MAX_INFORMATION = 1 << 24
 _CRC = 4  # bytes of a checksum
+_PRODUCT_FIELDS = ("offset", "crc", "flags", "bytes")
 
 
 class Artefact(NamedTuple):
@@ -85,8 +98,12 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
     entries = data[KVDICT.itemsize : table_end].view(KVDICT_ENTRY)
     _check_places(entries, table_end + information, len(data))
     try:
-        own = DictionarySet(tuple(_read_dictionary(data, entry) for entry in entries))
+        plain = [entry for entry in entries if not int(entry["flags"]) & KvdictFlag.PRODUCT]
+        others = [entry for entry in entries if int(entry["flags"]) & KvdictFlag.PRODUCT]
+        own = DictionarySet(_read_all(data, plain, _read_dictionary), _read_all(data, others, _read_product))
         told = json.loads(bytes(data[table_end : table_end + information]).decode())
+    except FormatError:
+        raise  # they name the byte
     except (ShapeError, SpecError, ValueError, RecursionError) as error:
         raise CorruptRecord(0, f"{path}: {error}") from None
     if own.hash != head["basis_hash"].tobytes():
@@ -105,14 +122,16 @@ def _encode(artefact: Artefact) -> bytes:
     own, information = artefact.dictionaries, json.dumps(artefact.information, sort_keys=True).encode()
     if len(information) > _MAX_INFORMATION:
         raise SpecError(f"{len(information)} bytes of information, at most {_MAX_INFORMATION}")
-    entries = np.zeros(len(own.dictionaries), KVDICT_ENTRY)
-    bodies = [_encode_dictionary(one) for one in own.dictionaries]
+    entries = np.zeros(len(own.dictionaries) + len(own.products), KVDICT_ENTRY)
+    bodies = [_encode_dictionary(one) for one in own.dictionaries] + [one.to_bytes() for one in own.products]
     offset = align(KVDICT.itemsize + entries.nbytes + len(information), ALIGNMENT)
-    for entry, one, body in zip(entries, own.dictionaries, bodies, strict=True):
-        entry["offset"], entry["atoms"], entry["head_dim"], entry["uses"] = offset, one.size, one.dim, len(one.uses)
+    for entry, one in zip(entries, own.dictionaries, strict=False):
+        entry["atoms"], entry["head_dim"], entry["uses"] = one.size, one.dim, len(one.uses)
         entry["errors"], entry["transform"], entry["flags"] = len(one.errors), one.transform, _flags(one)
         entry["pairs"] = 0 if one.rotation is None else one.rotation.pairs
-        entry["crc"] = google_crc32c.value(body)
+    entries["flags"][len(own.dictionaries) :] = KvdictFlag.PRODUCT
+    for entry, body in zip(entries, bodies, strict=True):
+        entry["offset"], entry["bytes"], entry["crc"] = offset, len(body), google_crc32c.value(body)
         offset = align(offset + len(body), ALIGNMENT)
     head = np.zeros((), KVDICT)
     head["magic"], head["version"], head["dictionaries"] = KVDICT_MAGIC, FORMAT_VERSION, len(entries)
@@ -148,7 +167,7 @@ def _check_head(data: NDArray[np.uint8], head: np.void, end: int) -> None:
 def _check_places(entries: NDArray[np.void], start: int, end: int) -> None:
     """Dictionaries lie one behind the other: together they are no larger than the file."""
     for entry in entries:
-        at, size = int(entry["offset"]), sum(_sizes(entry))
+        at, size = int(entry["offset"]), int(entry["bytes"])
         if at < start or at + size > end:
             raise CorruptRecord(at, f"a dictionary of {size} bytes that overlaps another one, or the end of the file")
         start = at + size
@@ -164,6 +183,21 @@ def _sizes(entry: np.void) -> list[int]:
     ]  # fmt: skip
 
 
+def _read_all(
+    data: NDArray[np.uint8], entries: Sequence[np.void], read: Callable[[NDArray[np.uint8], np.void], T]
+) -> tuple[T, ...]:
+    """What entries say. Raises FormatError, which names the byte where what is wrong begins."""
+    found = []
+    for entry in entries:
+        try:
+            found.append(read(data, entry))
+        except FormatError:
+            raise
+        except ValueError as error:
+            raise CorruptRecord(int(entry["offset"]), str(error)) from None
+    return tuple(found)
+
+
 def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
     start, flags = int(entry["offset"]), int(entry["flags"])
     atoms, dim, errors = int(entry["atoms"]), int(entry["head_dim"]), int(entry["errors"])
@@ -175,10 +209,9 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
         turned != (int(entry["pairs"]) > 0)
     ):
         raise CorruptRecord(start, f"a dictionary of {atoms} atoms of {dim} channels, {errors} errors")
-    sizes = _sizes(entry)
-    body = data[start : start + sum(sizes)]
-    if start % ALIGNMENT or len(body) < sum(sizes) or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
-        raise CorruptRecord(start, "checksum of a dictionary")
+    sizes, body = _sizes(entry), _take_body(data, entry)
+    if len(body) != sum(sizes):
+        raise CorruptRecord(start, f"a dictionary of {len(body)} bytes, want {sum(sizes)}")
     uses, mean, steps, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
     if uses.copy().view(DICTIONARY_USE)["reserved"].any():
         raise UnsupportedVersion(f"at byte {start}: a reserved field of a use")
@@ -190,3 +223,18 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
         metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,
         curve.copy().view("<f4").astype(np.float32),
     )
+
+
+def _read_product(data: NDArray[np.uint8], entry: np.void) -> Product:
+    start, rest = int(entry["offset"]), [n for n in entry.dtype.names or () if n not in _PRODUCT_FIELDS]
+    if int(entry["flags"]) != KvdictFlag.PRODUCT or any(any(entry[name].tobytes()) for name in rest):
+        raise UnsupportedVersion(f"at byte {start}: flags, or another field, of product codes")
+    return product_from_bytes(_take_body(data, entry))
+
+
+def _take_body(data: NDArray[np.uint8], entry: np.void) -> NDArray[np.uint8]:
+    start, size = int(entry["offset"]), int(entry["bytes"])
+    body = data[start : start + size]
+    if start % ALIGNMENT or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
+        raise CorruptRecord(start, "checksum of a dictionary or of product codes")
+    return body

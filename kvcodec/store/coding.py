@@ -45,6 +45,8 @@ class Wish:
             if not isinstance(spec, str | CodecSpec):
                 raise SpecError(f"{where}: {name} = {spec!r}, want a codec spec such as 'int4/channel/g64'")
         specs = {_STREAMS[name]: CodecSpec.parse(spec) for name, spec in wanted.items()}
+        for stream, spec in specs.items():
+            check_logged(spec, f"{where}: {stream.name.lower()}")
         sizes = {name: _parse_size(asked.get(name), f"{where}: {name}") for name in _SIZES}
         return cls(specs, **sizes)
 
@@ -117,6 +119,7 @@ def _fill(policies: list[StreamPolicy | None]) -> list[StreamPolicy]:
 
 def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet | None) -> CodecSpec:
     """A spec over the dictionary of a stream, where it takes one and is bound to none yet. Raises SpecError."""
+    check_logged(spec, f"layer {layer}: {stream.name}")
     if spec.sparse is None or (spec.sparse.size and dictionary is None):
         return spec
     where = f"layer {layer}, stream {stream.name}: {spec}"
@@ -128,6 +131,12 @@ def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet 
     if own.dim != stream.dim:
         raise SpecError(f"{where}: {stream.dim} channels, its dictionary's atoms have {own.dim}")
     return spec.bound_to(own.size, dictionary.hash)
+
+
+def check_logged(spec: CodecSpec, where: str) -> None:
+    """Raises SpecError, which begins with `where`, for a codec that no log has."""
+    if spec.product is not None:
+        raise SpecError(f"{where} = {str(spec)!r}: no log takes product codes yet")
 
 
 def ask(spec: str | Path | Coding | None, asked: Mapping[str, Any], where: str) -> Coding:

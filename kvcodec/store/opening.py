@@ -18,7 +18,7 @@ from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
-from kvcodec.store.coding import Coding, ask
+from kvcodec.store.coding import Coding, ask, check_logged
 from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
 from kvcodec.store.store import Store
@@ -79,6 +79,7 @@ def open_store(
     asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "max_error": max_error}
     coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
+    check_logged(journal, "open: journal")
     pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
     _check_options(mode, model, durability, journal, threads)
@@ -115,7 +116,18 @@ def open_store(
 
 
 def load_dictionary(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
-    """A set, or that of a .kvdict file. Raises FormatError."""
+    """The dictionaries of a set, or of that of a .kvdict file, as a log takes them up: without its product codes.
+
+    Raises FormatError; SpecError for a set that has no dictionary.
+    """
+    own = load_trained(dictionary)
+    if own.products and not own.dictionaries:
+        raise SpecError(f"set {own.hash.hex()} has product codes alone: no log takes product codes yet")
+    return own.without_products()
+
+
+def load_trained(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
+    """A set with all that it has, or that of a .kvdict file. Raises FormatError."""
     if isinstance(dictionary, DictionarySet):
         return dictionary
     from kvcodec.dictionary.artefact import read_dictionary  # most logs need none

@@ -59,7 +59,7 @@ class Coding:
             raise CaptureError(f"coding {text!r}: {error}") from None
         if specs.keys() != set(_STREAMS.values()):
             raise CaptureError(f"coding {text!r}: want SPEC, or k=SPEC v=SPEC")
-        if dictionaries is None and any(spec.sparse for spec in specs.values()):
+        if dictionaries is None and any(spec.is_trained for spec in specs.values()):
             raise CaptureError(f"coding {text!r}: which dictionaries? Name their file: @FILE.kvdict")
         return cls(text, specs, dictionaries)
 
@@ -71,7 +71,8 @@ class Coding:
     def lacks(self, layer: int, stream: StreamId) -> bool:
         """Whether this stream stays raw because the file has no dictionary for it."""
         own = self.dictionaries
-        return self.specs[stream].sparse is not None and (own is None or own.find(layer, stream) is None)
+        spec = self.specs[stream]
+        return spec.is_trained and (own is None or own.find_for(spec, layer, stream) is None)
 
     def code(self, layer: int, stream: StreamId, rows: NDArray[np.float32], dtype: Any, sinks: int) -> Coded:
         """Codes rows (tokens, heads, dim), as `dtype` of 16 bits has them, the first one at position 0, and decodes
@@ -80,8 +81,8 @@ class Coding:
         spec, dictionary = self.specs[stream], None
         if self.lacks(layer, stream):
             spec = RAW
-        elif spec.sparse is not None and self.dictionaries is not None:
-            dictionary = self.dictionaries.find(layer, stream)
+        elif spec.is_trained and self.dictionaries is not None:
+            dictionary = self.dictionaries.find_for(spec, layer, stream)
         given = rows.copy()
         given[:sinks] = rows[min(sinks, len(rows) - 1)]  # a sink of ten times the size would be in a group's scale
         try:

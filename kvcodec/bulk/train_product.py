@@ -1,0 +1,113 @@
+"""The run behind kvcodec.train with codec pq: product codes of all streams under one budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from kvcodec.bulk.chunks import Progress
+from kvcodec.bulk.threads import Stopped, share_work
+from kvcodec.bulk.train_metrics import find_metrics
+from kvcodec.bulk.train_options import ProductSettings, TrainOptions, Unit, plan_units
+from kvcodec.bulk.train_report import ProductUnit, TrainReport
+from kvcodec.bulk.train_rows import DumpVectors, find_rotation
+from kvcodec.bulk.train_sources import Held, check_out, describe_training, describe_unit, split_dumps
+from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.dictionary.artefact import Artefact, write_artefact
+from kvcodec.dictionary.products import Stream, TrainedProduct, train_products
+from kvcodec.dumps.dump import Dump
+from kvcodec.dumps.queries import read_window
+from kvcodec.errors import DumpError
+
+
+class ProductJob:
+    """One call of kvcodec.train. Raises, before anything is written, SpecError, ShapeError, DumpError, LogExists."""
+
+    def __init__(
+        self,
+        out: Path,
+        dumps: Sequence[Dump],
+        held: Held,
+        options: TrainOptions,
+        settings: ProductSettings,
+        threads: int,
+        *,
+        overwrite: bool,
+        progress: Progress,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._out, self._dumps, self._options, self._settings = out, dumps, options, settings
+        self._threads, self._overwrite, self._progress, self._tell_line = threads, overwrite, progress, tell
+        self._units = plan_units(options, [*dumps, *held.dumps])
+        self._split = split_dumps(dumps, held, options.sinks)
+        check_out(out, overwrite=overwrite)
+        self._about = describe_training(dumps, self._split, held, options, settings.as_dict(), self._units)
+        metrics = find_metrics(dumps, self._units, options)
+        self._streams = [self._stream(unit, metric) for unit, metric in zip(self._units, metrics, strict=True)]
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._shares = dict.fromkeys(range(len(self._units)), 0.0)  # of each unit's work, what is done
+
+    def run(self) -> TrainReport:
+        """Train, and write the file."""
+        began, own = monotonic(), self._settings
+        trained = train_products(
+            self._streams, own.budget, alike=self._options.metric != "gradient", sample=own.sample, seed=own.seed,
+            map_=self._map, tell=self._tell, step=self._note,
+        )  # fmt: skip
+        products = DictionarySet(products=tuple(one.product for one in trained))
+        units = tuple(
+            ProductUnit(unit.describe(), one.product, describe_unit(unit, _describe(one)), stream.tokens)
+            for unit, one, stream in zip(self._units, trained, self._streams, strict=True)
+        )
+        about = self._about | {"products": [dict(unit.about) for unit in units]}
+        write_artefact(self._out, Artefact(products, about), overwrite=self._overwrite)
+        tokens, held = self._split.tokens
+        seconds = monotonic() - began
+        return TrainReport(str(self._out), products.hash.hex(), (), tokens, held, products.nbytes, seconds, units)
+
+    def _stream(self, unit: Unit, metric: Any) -> Stream:
+        unrotate, base = self._options.unrotates(unit), self._options.rope_base
+        training, held = (DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=base) for parts in self._split)
+        rotation = find_rotation(self._dumps, unit.uses, base) if unrotate else None
+        return Stream(unit.uses, training, held, metric, rotation, self._count_vectors(unit))
+
+    def _count_vectors(self, unit: Unit) -> float:
+        """Vectors that the unit's streams hold at the context that codes are for; without one, as if all held alike."""
+        dump, total = self._dumps[0], 0
+        for layer, stream in unit.uses:
+            try:
+                window = read_window(dump.metadata, layer)
+            except DumpError as error:
+                raise DumpError(f"{dump.path}: {error}") from None
+            context = self._settings.context
+            tokens = 1 if context is None else context if window is None else min(context, window)
+            total += tokens * dump.shape(layer, stream)[1]
+        return float(total)
+
+    def _map(self, work: Callable[[int], Any], keys: Sequence[int]) -> list[Any]:
+        found: dict[int, Any] = {}
+
+        def do(key: int) -> None:
+            found[key] = work(key)
+
+        share_work(do, keys, self._threads, self._stop)
+        return [found[key] for key in keys]
+
+    def _note(self, number: int, share: float) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        with self._lock:
+            self._shares[number] = share
+            self._progress(round(1000 * sum(self._shares.values())), 1000 * len(self._units))
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            self._tell_line(line)
+
+
+def _describe(one: TrainedProduct) -> dict[str, Any]:
+    own = one.as_dict()
+    return own | {"bits_a_number": round(8 * own["bytes"] / one.product.dim, 4)}

@@ -1,0 +1,175 @@
+"""Product codes: for each group of components the centroid, and for all of them one shape, that miss the least.
+
+With a component's books B (what 256 centroids have in it) a vector y is coded as s * B[k], a code k for each group. For
+every s the square of what is missed is |y|² + Σ (s² |B[k]|² - 2 s B[k] · y): products with all centroids are made once
+and serve all shapes. Every number is a chain of rounded products and sums, the same on every processor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.kernels._centroids import CENTROIDS, TRIES, find_least, load_float, store_float, store_least_of_four
+from kvcodec.kernels._jit import inline, jit
+from kvcodec.kernels._projection_tiles import COLUMNS, ROWS, project_row, project_rows
+
+BLOCK = 12  # vectors whose products are held at once
+WORK = 3 * TRIES  # float32
+SHAPES = 16
+_TILES = CENTROIDS // COLUMNS
+_NONE = np.float32(3e38)
+
+
+@jit
+def multiply_books(
+    y: NDArray[np.float32], tiles: NDArray[np.float32], ends: NDArray[np.int64], first: Any, count: Any,
+    dots: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """dots (count, groups, 256): vectors y (n, components) from number `first` on times each group's centroids.
+
+    tiles: of each group, one behind the other, (256 / COLUMNS, its components, COLUMNS).
+    """
+    stride, width = np.int64(4 * y.shape[1]), np.int64(4 * dots.shape[1] * CENTROIDS)
+    begin, place = np.int64(0), np.int64(tiles.ctypes.data)
+    for g in range(ends.shape[0]):
+        size = np.int64(ends[g] - begin)
+        for tile in range(_TILES):
+            atoms = np.int64(place + 4 * COLUMNS * tile * size)
+            row = np.int64(0)
+            while row < count:
+                source = np.int64(y.ctypes.data + (first + row) * stride + 4 * begin)
+                sink = np.int64(dots.ctypes.data + row * width + 4 * (g * CENTROIDS + tile * COLUMNS))
+                if row + ROWS <= count:
+                    project_rows(source, stride, atoms, np.int64(4 * COLUMNS), size, sink, width)
+                    row += ROWS
+                else:
+                    project_row(source, stride, atoms, np.int64(4 * COLUMNS), size, sink, width)
+                    row += 1
+        place += 4 * CENTROIDS * size
+        begin = np.int64(ends[g])
+
+
+@inline
+def choose_shape(dots: Any, squares: Any, groups: Any, shapes: NDArray[np.float32], first: Any, work: Any) -> Any:
+    """Which of TRIES shapes from `first` on misses least. dots, squares: addresses of (groups, 256) of a vector.
+
+    work: address of TRIES factors, as many sums and as many float32 more.
+    """
+    sums, least = work + 4 * TRIES, work + 8 * TRIES
+    for j in range(TRIES):
+        store_float(np.float32(np.float32(2) / shapes[first + j]), work + 4 * j)
+        store_float(np.float32(0), sums + 4 * j)
+    for g in range(groups):
+        at = 4 * CENTROIDS * g
+        store_least_of_four(squares + at, dots + at, work, least)
+        for j in range(TRIES):
+            store_float(np.float32(load_float(sums + 4 * j) + load_float(least + 4 * j)), sums + 4 * j)
+    best, lowest = np.int64(first), _NONE
+    for j in range(TRIES):
+        shape = shapes[first + j]
+        total = np.float32(np.float32(shape * shape) * load_float(sums + 4 * j))
+        if total < lowest:
+            best, lowest = np.int64(first + j), total
+    return best
+
+
+@inline
+def choose_codes(dots: Any, squares: Any, groups: Any, shape: Any, codes: NDArray[np.uint8], v: Any, work: Any) -> None:
+    """codes[v]: the centroids that miss least with a shape, the first of equal ones. As choose_shape."""
+    for j in range(TRIES):
+        store_float(np.float32(np.float32(2) / shape), work + 4 * j)
+    for g in range(groups):
+        at = 4 * CENTROIDS * g
+        store_least_of_four(squares + at, dots + at, work, work + 8 * TRIES)
+        codes[v, g] = np.uint8(find_least(squares + at, dots + at, work, work + 8 * TRIES))
+
+
+@jit
+def code_products(
+    y: NDArray[np.float32],
+    along: NDArray[np.float32],
+    lengths: NDArray[np.float32],
+    spread: NDArray[np.float32],
+    borders: NDArray[np.float32],
+    tiles: NDArray[np.float32],
+    ends: NDArray[np.int64],
+    squares: NDArray[np.float32],
+    leans: NDArray[np.float32],
+    mean_square: Any,
+    shapes: NDArray[np.float32],
+    codes: NDArray[np.uint8],
+    chosen: NDArray[np.uint8],
+    gains: NDArray[np.float32],
+    dots: NDArray[np.float32],
+    work: NDArray[np.float32],
+) -> None:
+    """Codes (n, groups), shapes (n,) and best gains (n,) of vectors y (n, components).
+
+    y: of x / length - mean, in the basis; along: of x / length, along the mean. lengths: of x. spread (components,): by
+    which squares of y are weighed for the size of a vector; borders (15,): of those sizes, between the shapes that are
+    tried first. squares, leans (groups, 256): of centroids, their squares and their products with
+    the mean in the basis. mean_square: of the mean. shapes: float32 (16,). dots: (BLOCK, groups, 256), work space, as
+    is work, (WORK,).
+    """
+    count, groups = y.shape[0], np.int64(ends.shape[0])
+    for first in range(0, count, BLOCK):
+        held = min(np.int64(BLOCK), np.int64(count - first))
+        multiply_books(y, tiles, ends, np.int64(first), held, dots)
+        for n in range(held):
+            v, size = first + n, np.float32(0)
+            for c in range(y.shape[1]):
+                size = np.float32(size + np.float32(np.float32(y[v, c] * y[v, c]) * spread[c]))
+            begin = np.int64(0)
+            for j in range(SHAPES - 1):
+                begin += np.int64(size > borders[j])
+            begin = min(max(begin - 1, np.int64(0)), np.int64(SHAPES - TRIES))
+            own = np.int64(dots.ctypes.data + 4 * CENTROIDS * groups * n)
+            best = choose_shape(own, np.int64(squares.ctypes.data), groups, shapes, begin, np.int64(work.ctypes.data))
+            shape = shapes[best]
+            choose_codes(own, np.int64(squares.ctypes.data), groups, shape, codes, v, np.int64(work.ctypes.data))
+            product, square, lean = np.float32(0), np.float32(0), np.float32(0)
+            for g in range(ends.shape[0]):
+                k = codes[v, g]
+                product = np.float32(product + dots[n, g, k])
+                square = np.float32(square + squares[g, k])
+                lean = np.float32(lean + leans[g, k])
+            over = np.float32(np.float32(shape * np.float32(product + lean)) + along[v])
+            under = np.float32(np.float32(shape * np.float32(shape * square + np.float32(2) * lean)) + mean_square)
+            chosen[v] = np.uint8(best)
+            gains[v] = np.float32(np.float32(lengths[v] * over) / max(under, np.float32(1e-30)))
+
+
+@jit
+def rebuild_products(
+    codes: NDArray[np.uint8],
+    basis: NDArray[np.int16],
+    books: NDArray[np.int8],
+    ends: NDArray[np.int64],
+    scales: NDArray[np.float32],
+    gains: NDArray[np.float32],
+    mean: NDArray[np.float32],
+    sums: NDArray[np.int32],
+    out: NDArray[np.float32],
+) -> None:
+    """out (n, d) = scale * (sum of basis rows times what the coded centroids have in them, exact) + gain * mean.
+
+    Each of the two products, and their sum, is rounded. basis (components, d); books (components, 256). scales, gains:
+    (n,). sums: (d,), work space.
+    """
+    for n in range(codes.shape[0]):
+        for c in range(sums.shape[0]):
+            sums[c] = np.int32(0)
+        begin = np.int64(0)
+        for g in range(ends.shape[0]):
+            k = codes[n, g]
+            for i in range(begin, ends[g]):
+                number = np.int32(books[i, k])
+                for c in range(sums.shape[0]):
+                    sums[c] = np.int32(sums[c] + np.int32(number * np.int32(basis[i, c])))
+            begin = np.int64(ends[g])
+        scale, gain = scales[n], gains[n]
+        for c in range(sums.shape[0]):
+            out[n, c] = np.float32(np.float32(np.float32(sums[c]) * scale) + np.float32(gain * mean[c]))

@@ -1,0 +1,55 @@
+"""How a vector is coded by product codes: the part of a codec spec that is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvcodec.errors import SpecError
+from kvcodec.sparse_spec import HASH_BYTES
+
+MAX_GROUPS = 128
+_MOST = 1000.0
+
+
+@dataclass(frozen=True)
+class ProductSpec:
+    """budget: bytes of a vector, on average over the streams of a model, that the codes must have been trained for; 0
+    for any. groups and basis name the codes of a stream: how many there are, and the set that they are from; 0 and
+    empty until an encoder, or a store, has bound the spec to some.
+    """
+
+    budget: float = 0.0
+    groups: int = 0
+    basis: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget <= _MOST:
+            raise SpecError(f"B{self.budget:g}: want a budget of up to {_MOST:g} bytes")
+        if not 0 <= self.groups <= MAX_GROUPS or len(self.basis) not in (0, HASH_BYTES):
+            raise SpecError(f"product codes of {self.groups} groups, named by {len(self.basis)} bytes")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one vector: gain, shape and codes."""
+        return self.groups + 2
+
+    def bound_to(self, groups: int, basis: bytes) -> ProductSpec:
+        """These for the codes of a stream."""
+        return replace(self, groups=groups, basis=basis)
+
+    @classmethod
+    def parse(cls, parts: list[str]) -> ProductSpec:
+        """From parts such as B32. Raises SpecError with what is not understood."""
+        budget = 0.0
+        for part in parts:
+            try:
+                number = float(part[1:]) if part[:1] == "B" else 0.0
+            except ValueError:
+                number = 0.0
+            if not 0 < number <= _MOST or budget:
+                raise SpecError(f"{part!r} is unknown, want BN, a budget of bytes such as B32, or gN")
+            budget = number
+        return cls(budget)
+
+    def __str__(self) -> str:
+        return f"B{self.budget:g}" if self.budget else ""
