@@ -500,12 +500,13 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.FrameType, "FrameType"),
         (layout.Kind, "RecordKind"),
         (layout.StreamId, "StreamId"),
-        (layout.CodecId, "CodecId"),
+        ({c for c in layout.CodecId if c != CodecId.PRODUCT}, "CodecId"),  # which is in no log
         (layout.Axis, "Axis"),
         (layout.Transform, "Transform"),
         (layout.DtypeId, "DtypeId"),
         (layout.RopeLayout, "RopeLayout"),
     ],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_enums_are_those_of_the_code(ours, name, parser):
     assert {m.name: int(m) for m in getattr(parser, name)} == {m.name.lower(): int(m) for m in ours}

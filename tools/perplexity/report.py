@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kvcodec.layout import StreamId
 from tools.capture.failure import CaptureError
 from tools.perplexity.coding import Coding
-from tools.perplexity.score import Score, mean_score
+from tools.perplexity.figures import Score, mean_score
 
 Sizes = dict[tuple[int, StreamId], Counter[str]]
 
