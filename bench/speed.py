@@ -11,9 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvcodec.bench.plot import check_plot, plot_ratios
+from kvcodec.bench.plot import plot_ratios
 from kvcodec.bench.run import run_bench
 from kvcodec.bench.table import format_markdown
+from kvcodec.measure.chart import check_chart
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 BEGIN, END = "<!-- speed: written by bench/speed.py -->", "<!-- /speed -->"
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.plot:
-        check_plot(options.plot, overwrite=True)
+        check_chart(options.plot, overwrite=True)
     report = run_bench(only=options.only, scratch=options.scratch, progress=show_progress)
     lines = format_markdown(report)
     if options.only is None:

@@ -2,9 +2,11 @@
 
 import builtins
 import importlib
+import importlib.util
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -375,3 +377,9 @@ def test_a_plot(monkeypatch, capsys, tmp_path):
     assert run(["bench", "--plot", str(tmp_path / "b.svg")]) == 2
     assert "no row has both" in capsys.readouterr().err
     assert not (tmp_path / "b.svg").exists()
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "bench").glob("*.py")), ids=lambda p: p.stem)
+def test_a_script_finds_what_it_imports(path):
+    spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
