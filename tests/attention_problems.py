@@ -421,8 +421,7 @@ def score(problem):
     make_tables(products.jobs, *queries, np.empty(products.work_bytes, np.uint8))
     memory = np.empty(scratch_bytes(widest, 1), np.uint8)
     logits = np.empty((len(problem.q), strips[:, 0].sum()), np.int32)
-    own = (a[0] for a in queries)
-    score_strips(strips, *tables, products.lookups, *own, problem.width, per_head, widest, memory, logits)
+    score_strips(strips, *tables, products.lookups, *queries, problem.width, per_head, widest, memory, logits)
     del turned
     wanted = []
     for h, q in enumerate(problem.q[:, :dim]):

@@ -9,9 +9,10 @@ import pytest
 from kvcodec.codecs.product import Analysis, Product
 from kvcodec.codecs.product_bytes import product_from_bytes, product_to_bytes
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import count_groups, fill_rates, split_components
 from kvcodec.dictionary.product import find_means, fit_product, gain_table, nearest
-from kvcodec.dictionary.products import SIDE_BYTES, Stream, train_products
+from kvcodec.dictionary.products import Stream, train_products
 from kvcodec.dictionary.spectrum import find_spectrum, take_sample
 from kvcodec.dictionary.vectors import ArrayVectors
 from kvcodec.errors import ShapeError, SpecError, UnsupportedVersion

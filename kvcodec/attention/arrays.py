@@ -108,15 +108,15 @@ class Scores:
         self._kept: list[object] = []  # what the strips' addresses point into
         spans = [_spans(_pad_rows(k), forms, self._kept)]
         queries = _quantize(q, k, scale)
-        numbers, shifts, factors = (array[0] for array in queries)
+        heads = queries.numbers.shape[1]
         dim, strips = align(k.dim, TILE_LANES), _cut(spans, k)
         tables = form_table(forms), np.array([[dim, 0, 1, 0, 1]], np.int64)
         asked = np.zeros(len(strips), np.int64)
         self._kept.append(TurnedQueries(strips, asked, tables[0], queries, [(0, dim, 0)]))
         products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, k.heads)
         work, memory = (take_out(None, (n,), np.uint8) for n in (products.work_bytes, scratch_bytes(dim, 1)))
-        self._logits = np.empty((len(numbers), k.tokens), np.int32)
-        arguments: Any = numbers, shifts, factors, query_bits, len(numbers) // k.heads, dim, memory, self._logits
+        self._logits = np.empty((heads, k.tokens), np.int32)
+        arguments: Any = *queries, query_bits, heads // k.heads, dim, memory, self._logits
         self._kernel = partial(score_strips, strips, *tables, products.lookups, *arguments)
         self._tables = partial(make_tables, products.jobs, *queries, work) if len(products.jobs) else None
         self._kept.append(products)
@@ -149,8 +149,6 @@ def check_bits(query_bits: int) -> None:
 
 def _pad_rows(encoded: EncodedArray) -> EncodedArray:
     """The same tokens, raw rows of them padded to whole vectors of 16 channels: kernels read no others."""
-    if encoded.spec.product is not None:
-        encoded = encode_array(decode_array(encoded), "raw", stream=encoded.stream, first=encoded.first)
     if encoded.spec.codec != CodecId.RAW or encoded.dim % TILE_LANES == 0:
         return encoded
     rows = decode_array(encoded)
@@ -162,8 +160,10 @@ def _pad_rows(encoded: EncodedArray) -> EncodedArray:
 def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Spans:
     """Where an encoded array's tokens lie; the forms of its records join `forms`, what they lie in `kept`.
 
-    Raises ShapeError if the records are not those of as many tokens and heads, CorruptRecord.
+    Raises ShapeError if the records are not those of as many tokens and heads, SpecError, CorruptRecord.
     """
+    if encoded.spec.product is not None:
+        raise SpecError(f"{encoded.stream.name.lower()}: attention does not read product codes yet; decode them")
     dictionary = getattr(encoded, "dictionary", None)
     codec = codec_for(encoded.spec, encoded.stream, dictionary)
     kept.append(dictionary)

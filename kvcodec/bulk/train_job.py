@@ -15,8 +15,15 @@ from kvcodec.bulk.threads import Stopped, share_work
 from kvcodec.bulk.train_checkpoint import Checkpoint
 from kvcodec.bulk.train_options import TrainOptions, Unit, plan_units
 from kvcodec.bulk.train_report import TrainedUnit, TrainReport
-from kvcodec.bulk.train_rows import DumpVectors, find_rotation, query_metric
-from kvcodec.bulk.train_sources import Held, check_out, describe_training, describe_unit, split_dumps
+from kvcodec.bulk.train_rows import query_metric
+from kvcodec.bulk.train_sources import (
+    Held,
+    check_out,
+    describe_training,
+    describe_unit,
+    split_dumps,
+    unit_vectors,
+)
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dictionary.settings import Settings
@@ -72,13 +79,10 @@ class TrainJob:
 
     def _train(self, unit: Unit) -> None:
         began, settings, deadline = monotonic(), self._settings, self._deadline()
-        unrotate = self._options.unrotates(unit)
-        base = self._options.rope_base
-        rotation = find_rotation(self._dumps, unit.uses, base) if unrotate else None
-        training, held = (DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=base) for parts in self._split)
+        own = unit_vectors(self._split, self._dumps, unit, self._options)
         trained = train_dictionary(
-            training, held, settings, unit.uses,
-            rotation=rotation, metric=self._metric(unit, unrotate),
+            own.training, own.held_out, settings, unit.uses,
+            rotation=own.rotation, metric=self._metric(unit, own.rotation is not None),
             over=lambda: monotonic() > deadline, tell=lambda step: self._note(unit, step),
         )  # fmt: skip
         about = describe_unit(unit, trained.as_dict())

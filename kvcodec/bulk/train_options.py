@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvcodec.bulk.selection import Layers, describe_numbers, pick_layers
-from kvcodec.codecs.dictionary import Use
+from kvcodec.codecs.uses import Use
+from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import LEAST_GROUPS
-from kvcodec.dictionary.products import LEAST_SAMPLE, SAMPLE, SIDE_BYTES
+from kvcodec.dictionary.products import LEAST_SAMPLE, SAMPLE
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.names import PAIRS
 from kvcodec.errors import ShapeError, SpecError

@@ -13,8 +13,14 @@ from kvcodec.bulk.threads import Stopped, share_work
 from kvcodec.bulk.train_metrics import find_metrics
 from kvcodec.bulk.train_options import ProductSettings, TrainOptions, Unit, plan_units
 from kvcodec.bulk.train_report import ProductUnit, TrainReport
-from kvcodec.bulk.train_rows import DumpVectors, find_rotation
-from kvcodec.bulk.train_sources import Held, check_out, describe_training, describe_unit, split_dumps
+from kvcodec.bulk.train_sources import (
+    Held,
+    check_out,
+    describe_training,
+    describe_unit,
+    split_dumps,
+    unit_vectors,
+)
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dictionary.products import Stream, TrainedProduct, train_products
@@ -69,10 +75,8 @@ class ProductJob:
         return TrainReport(str(self._out), products.hash.hex(), (), tokens, held, products.nbytes, seconds, units)
 
     def _stream(self, unit: Unit, metric: Any) -> Stream:
-        unrotate, base = self._options.unrotates(unit), self._options.rope_base
-        training, held = (DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=base) for parts in self._split)
-        rotation = find_rotation(self._dumps, unit.uses, base) if unrotate else None
-        return Stream(unit.uses, training, held, metric, rotation, self._count_vectors(unit))
+        own = unit_vectors(self._split, self._dumps, unit, self._options)
+        return Stream(unit.uses, own.training, own.held_out, metric, own.rotation, self._count_vectors(unit))
 
     def _count_vectors(self, unit: Unit) -> float:
         """Vectors that the unit's streams hold at the context that codes are for; without one, as if all held alike."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.dictionary import Use
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use
 from kvcodec.dictionary.vectors import BLOCK
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.extra import has_unrotated, layer_number, read_numbers, read_unrotated

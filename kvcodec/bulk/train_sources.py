@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from kvcodec._version import __version__
 from kvcodec.bulk.train_options import TrainOptions, Unit
-from kvcodec.bulk.train_rows import Part, fingerprint_dump
+from kvcodec.bulk.train_rows import DumpVectors, Part, find_rotation, fingerprint_dump
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.dumps.dump import Dump
 from kvcodec.errors import LogExists, SpecError
 
@@ -45,6 +46,22 @@ def split_dumps(dumps: Sequence[Dump], held: Held, sinks: int) -> Split:
         training.append(Part(dump, sinks, stop))
         measured += [] if held.dumps else [Part(dump, stop, dump.tokens)]
     return Split(training, measured)
+
+
+class UnitVectors(NamedTuple):
+    """Vectors of a unit to train on and to measure on, and how they were turned, if they are those from before that."""
+
+    training: DumpVectors
+    held_out: DumpVectors
+    rotation: Rotation | None
+
+
+def unit_vectors(split: Split, dumps: Sequence[Dump], unit: Unit, options: TrainOptions) -> UnitVectors:
+    """Raises ShapeError, DumpError, SpecError."""
+    unrotate, base = options.unrotates(unit), options.rope_base
+    rotation = find_rotation(dumps, unit.uses, base) if unrotate else None
+    training, held = (DumpVectors(parts, unit.uses, unrotate=unrotate, rope_base=base) for parts in split)
+    return UnitVectors(training, held, rotation)
 
 
 def check_out(out: Path, *, overwrite: bool) -> None:

@@ -13,7 +13,7 @@ from kvcodec.codecs import decode_array, encode_array
 from kvcodec.codecs.bounded import BoundedCodec
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.product import Product
-from kvcodec.codecs.sparse import widen
+from kvcodec.codecs.vectors import widen
 from kvcodec.dictionary import baseline
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import DtypeId, StreamId

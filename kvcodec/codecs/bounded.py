@@ -18,7 +18,8 @@ from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.planes import lay_planes, pack_rows
 from kvcodec.codecs.pursuit import Codes, pursue
 from kvcodec.codecs.rows import GroupedRows
-from kvcodec.codecs.sparse import SparseCodec, figures_of, narrow, widen
+from kvcodec.codecs.sparse import SparseCodec
+from kvcodec.codecs.vectors import figures_of, narrow, widen
 from kvcodec.errors import CorruptRecord, SpecError
 from kvcodec.kernels.steps import INFINITE, LEAST_NORMAL
 from kvcodec.layout import CHANNEL_LANE_TOKENS, DtypeId, StreamId, align

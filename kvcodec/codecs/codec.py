@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.sections import HeadSections
+from kvcodec.codecs.uses import TURNED
 from kvcodec.errors import DtypeError, ShapeError, SpecError
 from kvcodec.layout import CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
@@ -120,7 +121,7 @@ def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -
 
 def check_turned(trained: Trained, stream: StreamId) -> None:
     """Raises SpecError for codes of keys from before their rotary embedding, if the stream carries none."""
-    if trained.rotation is not None and stream not in (StreamId.K, StreamId.KR):
+    if trained.rotation is not None and stream not in TURNED:
         raise SpecError(f"stream {stream.name.lower()} by codes of keys from before their rotary embedding")
 
 

@@ -12,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use, check_rotation, uses_to_bytes
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import DICTIONARY_USE, StreamId, Transform
+from kvcodec.layout import StreamId, Transform
 from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY, Pursuit
 
 if TYPE_CHECKING:
     from kvcodec.codecs.product import Product
     from kvcodec.spec import CodecSpec
 
-Use = tuple[int, StreamId]  # a layer and a stream
 MAX_DIM = 1024
 _PRODUCT_MARK = b"\xff" * 4  # no dictionary has so many atoms
-TURNED = (StreamId.K, StreamId.KR)  # streams that carry a rotary embedding
 _NO_NORM = np.float32(1e-30)
 _GREATEST = 1e30  # of a mean: no row minus it overflows
 _LARGEST = 1e6  # of a metric
@@ -66,8 +65,7 @@ class Dictionary:
             raise ShapeError("errors: want finite numbers")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("a dictionary is for one or more streams, each named once")
-        if self.rotation is not None:
-            check_rotation(self.rotation, self.dim, self.uses)
+        check_rotation(self.rotation, self.dim, self.uses)
 
     @property
     def size(self) -> int:
@@ -165,11 +163,12 @@ class Dictionary:
 
     def head(self) -> bytes:
         """What stands before the atoms: uses, and the mean and the steps of the rotation if there is one."""
-        uses = np.zeros(len(self.uses), DICTIONARY_USE)
-        for row, (layer, stream) in zip(uses, self.uses, strict=True):
-            row["layer"], row["stream"] = layer, stream
         mean = self.mean.astype("<f4").tobytes() if self.has_mean else b""
-        return uses.tobytes() + mean + (b"" if self.rotation is None else self.rotation.steps.astype("<u8").tobytes())
+        return (
+            uses_to_bytes(self.uses)
+            + mean
+            + (b"" if self.rotation is None else self.rotation.steps.astype("<u8").tobytes())
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,14 +248,6 @@ class DictionarySet:
         parts = [f"{len(self.dictionaries)} dictionaries of {shapes}"] if sizes else []
         parts += [f"{len(self.products)} product codes"] if self.products else []
         return f"{self.hash.hex()} ({', '.join(parts)})"
-
-
-def check_rotation(rotation: Rotation, dim: int, uses: Sequence[Use]) -> None:
-    """Raises ShapeError, SpecError for one that vectors of `dim` channels, or their streams, cannot have."""
-    if 2 * rotation.pairs > dim:
-        raise ShapeError(f"rotation: {rotation.pairs} pairs of channels, the atoms have {dim} channels")
-    if unturned := [stream.name for _, stream in uses if stream not in TURNED]:
-        raise SpecError(f"rotation: stream {unturned[0].lower()} has no rotary embedding")
 
 
 def _check_metric(metric: NDArray[np.float32], dim: int) -> NDArray[np.float32]:

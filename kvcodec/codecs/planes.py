@@ -73,11 +73,8 @@ def unpack_rows(rows: Bytes, spec: SparseCodes) -> Codes:
 
 def lay_planes(rows: Bytes, tokens: int, spec: SparseCodes) -> Bytes:
     """Sections (records, heads, bytes) of rows (records * tokens, heads, row bytes)."""
-    heads, width = rows.shape[1:]
-    records, blocks = len(rows) // tokens, align(tokens, BLOCK) // BLOCK
-    whole = np.zeros((records, blocks * BLOCK, heads, width), np.uint8)
-    whole[:, :tokens] = rows.reshape(records, tokens, heads, width)
-    turned = whole.reshape(records, blocks, BLOCK, heads, width).transpose(0, 3, 1, 4, 2)  # …, block, byte, row
+    turned = turn_blocks(rows, tokens)
+    records, heads, blocks = turned.shape[:3]
     sections = sparse_sections(tokens, spec.code_bytes)
     out = np.zeros((records, heads, sections.total), np.uint8)
     out[..., : sections.metadata] = _weave(turned[..., :_SCALE, :]).reshape(records, heads, -1)
@@ -104,8 +101,23 @@ def take_rows(body: Bytes, tokens: int, spec: SparseCodes) -> Bytes:
         indices.reshape(shape) if spec.sets else _unweave(indices, spec.index_bytes)
     )
     turned[..., _SCALE + spec.index_bytes :, :] = codes[..., split:].reshape(shape)
-    rows = turned.transpose(0, 2, 4, 1, 3).reshape(records, blocks * BLOCK, heads, spec.row_bytes)
-    return np.ascontiguousarray(rows[:, :tokens].reshape(records * tokens, heads, spec.row_bytes))
+    return turn_blocks_back(turned, tokens)
+
+
+def turn_blocks(rows: Bytes, tokens: int) -> Bytes:
+    """Rows (records * tokens, heads, row bytes), filled up with zeros, as (records, heads, blocks, row bytes, 64)."""
+    heads, width = rows.shape[1:]
+    records, blocks = len(rows) // tokens, align(tokens, BLOCK) // BLOCK
+    whole = np.zeros((records, blocks * BLOCK, heads, width), np.uint8)
+    whole[:, :tokens] = rows.reshape(records, tokens, heads, width)
+    return whole.reshape(records, blocks, BLOCK, heads, width).transpose(0, 3, 1, 4, 2)
+
+
+def turn_blocks_back(turned: Bytes, tokens: int) -> Bytes:
+    """The inverse."""
+    records, heads, blocks, width, _ = turned.shape
+    rows = turned.transpose(0, 2, 4, 1, 3).reshape(records, blocks * BLOCK, heads, width)
+    return np.ascontiguousarray(rows[:, :tokens].reshape(records * tokens, heads, width))
 
 
 def _weave(planes: Bytes) -> Bytes:

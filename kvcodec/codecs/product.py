@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.dictionary import MAX_DIM, Use, check_rotation
+from kvcodec.codecs.dictionary import MAX_DIM
 from kvcodec.codecs.pursuit import normalize_rows
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use, check_rotation
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.kernels import product as kernels
 from kvcodec.kernels._centroids import CENTROIDS
@@ -88,8 +89,7 @@ class Product:
             raise ShapeError("basis, gains, shapes or mean too large: vectors that no float32 holds")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("product codes are for one or more streams, each named once")
-        if self.rotation is not None:
-            check_rotation(self.rotation, dim, self.uses)
+        check_rotation(self.rotation, dim, self.uses)
 
     @property
     def dim(self) -> int:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from kvcodec.codecs.dictionary import MAX_DIM
 from kvcodec.codecs.product import MAX_COMPONENTS, Analysis, Product
 from kvcodec.codecs.rotation import Rotation
-from kvcodec.errors import ShapeError, SpecError, UnsupportedVersion
-from kvcodec.layout import DICTIONARY_USE, PRODUCT, StreamId
+from kvcodec.codecs.uses import count_pairs, uses_from_bytes, uses_to_bytes
+from kvcodec.errors import ShapeError, UnsupportedVersion
+from kvcodec.layout import DICTIONARY_USE, PRODUCT
 from kvcodec.product_spec import MAX_GROUPS
 
 
@@ -19,17 +20,16 @@ def product_to_bytes(own: Product) -> bytes:
     """A head, and the arrays behind it in the order in which readers want them aligned: wide numbers first."""
     head = np.zeros((), PRODUCT)
     head["components"], head["head_dim"], head["groups"], head["uses"] = *own.basis.shape, own.groups, len(own.uses)
-    head["pairs"] = 0 if own.rotation is None else own.rotation.pairs
-    uses = np.zeros(len(own.uses), DICTIONARY_USE)
-    for row, (layer, stream) in zip(uses, own.uses, strict=True):
-        row["layer"], row["stream"] = layer, stream
+    head["pairs"] = count_pairs(own.rotation)
     steps = np.zeros(0, np.uint64) if own.rotation is None else own.rotation.steps
     analysis = own.analysis
     parts = [
         (steps, "<u8"), (own.mean, "<f4"), (analysis.rows, "<f4"), (analysis.units, "<f4"), (analysis.spread, "<f4"),
         (own.gains, "<u2"), (own.shapes, "<u2"), (own.ends, "<u2"), (own.basis, "<i2"), (own.books, "i1"),
     ]  # fmt: skip
-    return head.tobytes() + uses.tobytes() + b"".join(np.ascontiguousarray(x).astype(t).tobytes() for x, t in parts)
+    return b"".join(
+        [head.tobytes(), uses_to_bytes(own.uses), *(np.ascontiguousarray(x).astype(t).tobytes() for x, t in parts)]
+    )
 
 
 def product_from_bytes(data: NDArray[np.uint8]) -> Product:
@@ -45,7 +45,7 @@ def product_from_bytes(data: NDArray[np.uint8]) -> Product:
     if not (1 <= components <= MAX_COMPONENTS and 1 <= dim <= MAX_DIM and 1 <= groups <= MAX_GROUPS and uses):
         raise ShapeError(f"product codes of {components} components of {dim} channels in {groups} groups")
     shapes: list[tuple[Any, tuple[int, ...]]] = [
-        (DICTIONARY_USE, (uses,)), ("<u8", (pairs,)), ("<f4", (dim,)), ("<f4", (components + 1, dim)),
+        ("u1", (uses * DICTIONARY_USE.itemsize,)), ("<u8", (pairs,)), ("<f4", (dim,)), ("<f4", (components + 1, dim)),
         ("<f4", (components,)), ("<f4", (components,)), ("<u2", (256,)), ("<u2", (16,)), ("<u2", (groups,)),
         ("<i2", (components, dim)), ("i1", (components, 256)),
     ]  # fmt: skip
@@ -56,15 +56,9 @@ def product_from_bytes(data: NDArray[np.uint8]) -> Product:
     used, steps, mean, rows, units, spread, gains, levels, ends, basis, books = (
         part.copy().view(kind).reshape(shape) for part, (kind, shape) in zip(parts, shapes, strict=True)
     )
-    if used["reserved"].any():
-        raise UnsupportedVersion("a reserved field of a use is set")
     if not all(np.isfinite(part).all() for part in (rows, units, spread)):
         raise ShapeError("analysis: want finite numbers")
-    try:
-        streams = tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in used)
-    except ValueError as error:
-        raise SpecError(str(error)) from None
     return Product(
-        basis, books, ends, gains, levels, streams, mean, Analysis(rows, units, spread),
+        basis, books, ends, gains, levels, uses_from_bytes(used), mean, Analysis(rows, units, spread),
         Rotation(steps) if pairs else None,
     )  # fmt: skip

@@ -2,138 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, split_records, take_body, take_out
+from kvcodec.codecs.codec import Encoded, take_body
+from kvcodec.codecs.planes import turn_blocks, turn_blocks_back
 from kvcodec.codecs.product import Product, ProductCodes
-from kvcodec.codecs.sections import HeadSections, sparse_sections
-from kvcodec.codecs.sparse import UNKNOWN_ERROR, figures_of, narrow, widen
-from kvcodec.errors import CorruptRecord, ShapeError, SpecError
+from kvcodec.codecs.vectors import SIDE_BYTES, UNKNOWN_ERROR, VectorCodec, VectorRows
+from kvcodec.errors import CorruptRecord, SpecError
 from kvcodec.kernels.product import SHAPES
 from kvcodec.layout import CHANNEL_LANE_TOKENS as BLOCK
-from kvcodec.layout import DtypeId, align
+from kvcodec.layout import align
 from kvcodec.spec import CodecSpec
 
-_SIDE = 2  # bytes: gain and shape
 
+class ProductRows(VectorRows):
+    """Vectors in product codes, one by one. See `RowCodec`, and VectorRows for what a reader gets."""
 
-class ProductRows:
-    """Vectors in product codes, one by one. See `RowCodec`."""
+    trained_as = "product codes"
 
     def __init__(self, spec: CodecSpec, product: Product, first: int = 0) -> None:
         if spec.product is None:
             raise SpecError(f"{spec} takes no product codes")
         if spec.product.groups not in (0, product.groups):
             raise SpecError(f"{spec} has {spec.product.groups} groups, its product codes {product.groups}")
-        self.spec = spec if spec.product.groups else spec.bound_to(product.groups, spec.product.basis)
-        self.product, self._first = product, first
+        self.product = product
+        super().__init__(spec.bound_to(product.groups, spec.product.basis), product, first)
 
     def at(self, first: int) -> Self:
         """See `RowCodec`."""
         return type(self)(self.spec, self.product, first)
 
-    def row_bytes(self, dim: int) -> int:
-        """Bytes of one row of one head."""
-        self.check_dim(dim)
-        return self.product.groups + _SIDE
+    @property
+    def width(self) -> int:
+        """See VectorRows."""
+        return self.product.groups + SIDE_BYTES
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint8]:
-        """See `RowCodec`."""
-        tokens, heads, dim = rows.shape
-        self.check_dim(dim)
-        wide, rotation = widen(rows, dtype), self.product.rotation
-        if rotation is not None:
-            wide = rotation.undo(wide, self._first + np.arange(tokens))
-        coded = self.product.code(wide.reshape(tokens * heads, dim))
-        packed = np.concatenate([coded.gains[:, None], coded.shapes[:, None], coded.codes], axis=1)
-        return packed.reshape(tokens, heads, self.product.groups + _SIDE)
+    def code_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """See VectorRows."""
+        coded = self.product.code(vectors)
+        return np.concatenate([coded.gains[:, None], coded.shapes[:, None], coded.codes], axis=1)
+
+    def rebuild_vectors(self, coded: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """See VectorRows."""
+        bad = np.flatnonzero(coded[:, 1] >= SHAPES)
+        if len(bad):
+            raise CorruptRecord(int(bad[0]), f"shape {int(coded[bad[0], 1])}, want one below {SHAPES}")
+        return self.product.rebuild(ProductCodes(coded[:, SIDE_BYTES:], coded[:, 0], coded[:, 1]))
 
     def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int) -> Encoded:
         """See `RowCodec`."""
         self.check_dim(dim)
-        records, heads = len(coded) // max(1, tokens), coded.shape[1]
-        blocks = align(tokens, BLOCK) // BLOCK
-        padded = np.zeros((records, blocks * BLOCK, heads, coded.shape[2]), np.uint8)
-        padded[:, :tokens] = coded.reshape(records, tokens, heads, coded.shape[2])
-        planes = padded.reshape(records, blocks, BLOCK, heads, coded.shape[2]).transpose(0, 3, 1, 4, 2)
-        parts = [planes[:, :, :, :_SIDE], planes[:, :, :, _SIDE:]]
-        size = BLOCK * blocks
-        body = np.concatenate([part.reshape(records, heads, size * part.shape[3]) for part in parts], axis=2)
-        return Encoded(body, np.full((records, heads), UNKNOWN_ERROR, np.uint16))
-
-    def decode(
-        self,
-        coded: NDArray[np.uint8],
-        dim: int,
-        dtype: DtypeId,
-        *,
-        as_float32: bool = False,
-        out: NDArray[Any] | None = None,
-    ) -> NDArray[Any]:
-        """See `RowCodec`."""
-        self.check_dim(dim)
-        tokens, heads, size = coded.shape
-        taken = take_out(out, (tokens, heads, dim), np.float32 if as_float32 else np.uint16)
-        flat = coded.reshape(tokens * heads, size)
-        bad = np.flatnonzero(flat[:, 1] >= SHAPES)
-        if len(bad):
-            raise CorruptRecord(int(bad[0]), f"shape {int(flat[bad[0], 1])}, want one below {SHAPES}")
-        rows = self.product.rebuild(ProductCodes(flat[:, _SIDE:], flat[:, 0], flat[:, 1])).reshape(taken.shape)
-        if self.product.rotation is not None:
-            rows = self.product.rotation.turn(rows, self._first + np.arange(tokens))
-        taken[...] = rows if as_float32 else narrow(rows, dtype)
-        return taken
-
-    def check_dim(self, dim: int) -> None:
-        if dim != self.product.dim:
-            raise ShapeError(f"rows have {dim} channels, the product codes {self.product.dim}")
+        planes = turn_blocks(coded, tokens)
+        records, heads, blocks = planes.shape[:3]
+        parts = [planes[:, :, :, :SIDE_BYTES], planes[:, :, :, SIDE_BYTES:]]
+        flat = [part.reshape(records, heads, blocks * BLOCK * part.shape[3]) for part in parts]
+        return Encoded(np.concatenate(flat, axis=2), np.full((records, heads), UNKNOWN_ERROR, np.uint16))
 
 
-class ProductCodec:
+class ProductCodec(VectorCodec):
     """Records of product codes. See `Codec`."""
-
-    channel_lane = False
 
     def __init__(self, spec: CodecSpec, product: Product, first: int = 0) -> None:
         self._rows = ProductRows(spec, product, first)
-        self.spec, self.token_group = self._rows.spec, spec.group
+        super().__init__(self._rows)
+
+    @property
+    def rows(self) -> ProductRows:
+        """See VectorCodec."""
+        return self._rows
 
     def at(self, first: int) -> Self:
         """See `Codec`."""
         return type(self)(self.spec, self._rows.product, first)
 
-    def sections(self, tokens: int, dim: int) -> HeadSections:
-        """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
-        self._rows.check_dim(dim)
-        return sparse_sections(tokens, self._rows.product.groups)
+    def lay(self, coded: NDArray[np.uint8], tokens: int, dim: int, *, alike: bool) -> Encoded:  # noqa: ARG002
+        """See VectorCodec."""
+        return self._rows.lay(coded, tokens, dim)
 
-    def encode(self, rows: NDArray[np.uint16], dtype: DtypeId, tokens: int, *, alike: bool = False) -> Encoded:  # noqa: ARG002
-        """See `Codec`."""
-        records = split_records(rows, tokens)
-        coded = self._rows.encode(rows, dtype)
-        laid = self._rows.lay(coded, tokens, rows.shape[2])
-        if not records:
-            return laid
-        back = self._rows.decode(coded, rows.shape[2], dtype, as_float32=True)
-        return laid._replace(errors=figures_of(widen(rows, dtype), back, records))
-
-    def decode(
-        self,
-        body: NDArray[np.uint8],
-        tokens: int,
-        dim: int,
-        dtype: DtypeId,
-        *,
-        as_float32: bool = False,
-        out: NDArray[Any] | None = None,
-    ) -> NDArray[Any]:
-        """See `Codec`."""
-        rows = self._take_rows(take_body(body, self.sections(tokens, dim).total), tokens)
+    def rebuild(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:
+        """See VectorCodec."""
+        rows = self._take_rows(body, tokens)
         self._check(rows, tokens)
-        return self._rows.decode(rows, dim, dtype, as_float32=as_float32, out=out)
+        return self._rows.rebuild_vectors(rows.reshape(-1, rows.shape[2]))
 
     def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
         """Raise CorruptRecord where a shape is none; ShapeError."""
@@ -148,18 +101,16 @@ class ProductCodec:
             return
         strip, token = divmod(int(bad[0]), tokens)
         total = self.sections(tokens, self._rows.product.dim).total
-        at = strip * total + _SIDE * (token // BLOCK * BLOCK) + BLOCK + token % BLOCK
+        at = strip * total + SIDE_BYTES * (token // BLOCK * BLOCK) + BLOCK + token % BLOCK
         raise CorruptRecord(at, f"row {token} of a head: shape {int(shapes[bad[0]])}, want one below {SHAPES}")
 
     def _take_rows(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.uint8]:
         """Rows (records * tokens, heads, row bytes) of sections (records, heads, bytes)."""
         records, heads, _ = body.shape
-        blocks, groups = align(tokens, BLOCK) // BLOCK, self._rows.product.groups
-        side = _SIDE * BLOCK * blocks
+        blocks = align(tokens, BLOCK) // BLOCK
+        side = SIDE_BYTES * BLOCK * blocks
         parts = [
             own.reshape(records, heads, blocks, fields, BLOCK)
-            for own, fields in ((body[..., :side], _SIDE), (body[..., side:], groups))
+            for own, fields in ((body[..., :side], SIDE_BYTES), (body[..., side:], self._rows.product.groups))
         ]
-        planes = np.concatenate(parts, axis=3)
-        rows = planes.transpose(0, 2, 4, 1, 3).reshape(records, blocks * BLOCK, heads, groups + _SIDE)[:, :tokens]
-        return np.ascontiguousarray(rows).reshape(records * tokens, heads, groups + _SIDE)
+        return turn_blocks_back(np.concatenate(parts, axis=3), tokens)

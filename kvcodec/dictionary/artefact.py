@@ -19,6 +19,7 @@ from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.product_bytes import product_from_bytes
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import count_pairs, uses_from_bytes
 from kvcodec.errors import (
     BadMagic,
     CorruptRecord,
@@ -37,7 +38,6 @@ from kvcodec.layout import (
     KVDICT_ENTRY,
     KVDICT_MAGIC,
     KvdictFlag,
-    StreamId,
     Transform,
     align,
 )
@@ -128,7 +128,7 @@ def _encode(artefact: Artefact) -> bytes:
     for entry, one in zip(entries, own.dictionaries, strict=False):
         entry["atoms"], entry["head_dim"], entry["uses"] = one.size, one.dim, len(one.uses)
         entry["errors"], entry["transform"], entry["flags"] = len(one.errors), one.transform, _flags(one)
-        entry["pairs"] = 0 if one.rotation is None else one.rotation.pairs
+        entry["pairs"] = count_pairs(one.rotation)
     entries["flags"][len(own.dictionaries) :] = KvdictFlag.PRODUCT
     for entry, body in zip(entries, bodies, strict=True):
         entry["offset"], entry["bytes"], entry["crc"] = offset, len(body), google_crc32c.value(body)
@@ -213,11 +213,9 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
     if len(body) != sum(sizes):
         raise CorruptRecord(start, f"a dictionary of {len(body)} bytes, want {sum(sizes)}")
     uses, mean, steps, curve, metric, matrix = np.split(body, np.cumsum(sizes)[:-1])
-    if uses.copy().view(DICTIONARY_USE)["reserved"].any():
-        raise UnsupportedVersion(f"at byte {start}: a reserved field of a use")
     return Dictionary(
         matrix.view(np.int8).reshape(atoms, dim).copy(),
-        tuple((int(use["layer"]), StreamId(int(use["stream"]))) for use in uses.copy().view(DICTIONARY_USE)),
+        uses_from_bytes(uses),
         mean.copy().view("<f4").astype(np.float32),
         Rotation(steps.copy().view("<u8")) if turned else None,
         metric.copy().view("<f4").astype(np.float32).reshape(dim, dim) if len(metric) else None,

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.dictionary import Use
 from kvcodec.codecs.product import Analysis, Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use
 from kvcodec.dictionary.budget import split_components
 from kvcodec.dictionary.spectrum import Spectrum
 from kvcodec.kernels._centroids import CENTROIDS

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.dictionary import Use
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use
+from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import CODE_BITS, LEAST_GROUPS, count_groups, fill_rates
 from kvcodec.dictionary.product import fit_product
 from kvcodec.dictionary.spectrum import Spectrum, find_spectrum, take_sample
@@ -20,7 +21,6 @@ from kvcodec.errors import SpecError
 from kvcodec.kernels._centroids import CENTROIDS
 from kvcodec.product_spec import MAX_GROUPS
 
-SIDE_BYTES = 2  # of a vector: its gain and its shape
 SAMPLE, LEAST_SAMPLE = 32_768, CENTROIDS
 _STUDY = 0.2  # of the work for a stream
 _PART = 4096  # vectors that are coded at once

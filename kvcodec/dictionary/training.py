@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.dictionary import Dictionary, Use, quantize_atoms
+from kvcodec.codecs.dictionary import Dictionary, quantize_atoms
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.uses import Use
 from kvcodec.dictionary.coder import Coder, Sparse
 from kvcodec.dictionary.learning import Moments, choose_new, descend, find_useless
 from kvcodec.dictionary.settings import Settings

@@ -78,6 +78,24 @@ class Tables(NamedTuple):
     per_head: Any
 
 
+@inline
+def take_query(
+    numbers: NDArray[np.int32],
+    shifts: NDArray[np.int64],
+    factors: NDArray[np.int32],
+    width: Any,
+    asked: Any,
+    kv_head: Any,
+    rank: Any,
+    per_head: Any,
+) -> Any:
+    """Head number `rank` of a KV head of the query number `asked`."""
+    all_heads, h = numbers.shape[1], kv_head * per_head + rank
+    place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
+    quad = (asked * (all_heads // per_head) + kv_head) * ((per_head + 3) >> 2) + (rank >> 2)
+    return Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+
+
 @part
 def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -> None:
     """The numbers of a strip's rows, and its codes over a dictionary, of each stream and KV head that has such, for its
@@ -190,24 +208,22 @@ def score_strips(
     logits: NDArray[np.int32],
 ) -> None:
     """logits (heads, tokens): those of all tokens of strips, one behind the other. Arguments as of attend_items, one
-    query (heads, channels) and streams that are scored.
+    query and streams that are scored.
     """
     scratch = cut_scratch(memory.ctypes.data, widest)
     tables = Tables(
         forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
     )
-    row, out, quads = 8 * strips.shape[1], 0, (per_head + 3) >> 2
+    row, out = 8 * strips.shape[1], 0
     for i in range(strips.shape[0]):
         strip = strips.ctypes.data + row * i
         later = strip + row if i + 1 < strips.shape[0] else strip
-        for kv_head in range(numbers.shape[0] // per_head):
+        for kv_head in range(numbers.shape[1] // per_head):
             align_strip(strip, later, (kv_head, kv_head), tables, scratch)
             for rank in range(per_head):
-                h = kv_head * per_head + rank
-                place = numbers.ctypes.data + 4 * numbers.shape[1] * h
-                query = Query(h, place, shifts[h], factors[h], width, kv_head * quads + (rank >> 2), rank & 3)
+                query = take_query(numbers, shifts, factors, width, np.int64(0), kv_head, rank, per_head)
                 score_streams(strip, later, (kv_head, kv_head), tables, query, scratch)
-                place = logits.ctypes.data + 4 * (logits.shape[1] * h + out)
+                place = logits.ctypes.data + 4 * (logits.shape[1] * query.head + out)
                 whole = strips[i, 0] & ~15
                 for t in range(0, whole, 16):
                     store_lanes(load_lanes(scratch.logits + 4 * t), place + 4 * t)
@@ -247,7 +263,7 @@ def attend_items(
         forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
     )
     row, all_heads, dim = 8 * strips.shape[1], numbers.shape[1], outputs.shape[2]
-    quads, value = (per_head + 3) >> 2, PLACES + PLACE_BYTES * (streams.shape[0] - 1)
+    value = PLACES + PLACE_BYTES * (streams.shape[0] - 1)
     for n in range(items.shape[0]):
         first, last, head, end = items[n, FIRST], items[n, LAST], items[n, HEAD], items[n, END]
         sink, asked = items[n, SLOT] * all_heads, items[n, ASKED]
@@ -274,12 +290,9 @@ def attend_items(
                         other = form.dictionary if has_codes(form) else np.int64(0)
                         dictionary = turn_buckets(dictionary, other, buckets.ctypes.data, per_head, sinks, scratch)
                     for rank in range(per_head):
-                        h = kv_head * per_head + rank
-                        place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
-                        quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
-                        query = Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
-                        state = states.ctypes.data + STATE_BYTES * (sink + h)
-                        out = outputs.ctypes.data + 8 * dim * (sink + h)
+                        query = take_query(numbers, shifts, factors, width, asked, kv_head, rank, per_head)
+                        state = states.ctypes.data + STATE_BYTES * (sink + query.head)
+                        out = outputs.ctypes.data + 8 * dim * (sink + query.head)
                         own_buckets = buckets.ctypes.data, rank
                         attend_strip(strip, later, heads, tables, query, scratch, state, out, own_buckets)
                 if dictionary:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from kvcodec.kernels._jit import jit
 from kvcodec.kernels._simd import load_long
-from kvcodec.kernels.attend import Tables, align_strip, score_streams
-from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, TOKENS, Query, cut_scratch
+from kvcodec.kernels.attend import Tables, align_strip, score_streams, take_query
+from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, TOKENS, cut_scratch
 from kvcodec.kernels.softmax import greatest_logit
 
 
@@ -37,7 +37,7 @@ def find_peaks(
     tables = Tables(
         forms.ctypes.data, streams.ctypes.data, streams.shape[0], lookups.ctypes.data, forms.shape[0], per_head
     )
-    row, all_heads, quads = 8 * strips.shape[1], numbers.shape[1], (per_head + 3) >> 2
+    row = 8 * strips.shape[1]
     for n in range(items.shape[0]):
         first, last, head, end, asked = items[n, FIRST], items[n, LAST], items[n, HEAD], items[n, END], items[n, ASKED]
         for kv_head in range(head, end):
@@ -46,9 +46,6 @@ def find_peaks(
                 later = strip + row if i + 1 < last else strip
                 align_strip(strip, later, heads, tables, scratch)
                 for rank in range(per_head):
-                    h = kv_head * per_head + rank
-                    place = numbers.ctypes.data + 4 * numbers.shape[2] * (asked * all_heads + h)
-                    quad = (asked * (all_heads // per_head) + kv_head) * quads + (rank >> 2)
-                    query = Query(h, place, shifts[asked, h], factors[asked, h], width, quad, rank & 3)
+                    query = take_query(numbers, shifts, factors, width, asked, kv_head, rank, per_head)
                     score_streams(strip, later, heads, tables, query, scratch)
-                    peaks[h, i] = greatest_logit(scratch.logits, load_long(strip + TOKENS))
+                    peaks[query.head, i] = greatest_logit(scratch.logits, load_long(strip + TOKENS))

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvcodec.kernels._centroids import CENTROIDS, TRIES, find_least, load_float, store_float, store_least_of_four
 from kvcodec.kernels._jit import inline, jit
-from kvcodec.kernels._projection_tiles import COLUMNS, ROWS, project_row, project_rows
+from kvcodec.kernels._projection_tiles import COLUMNS
+from kvcodec.kernels.projection import project_tile
 
 BLOCK = 12  # vectors whose products are held at once
 WORK = 3 * TRIES  # float32
@@ -38,16 +39,9 @@ def multiply_books(
         size = np.int64(ends[g] - begin)
         for tile in range(_TILES):
             atoms = np.int64(place + 4 * COLUMNS * tile * size)
-            row = np.int64(0)
-            while row < count:
-                source = np.int64(y.ctypes.data + (first + row) * stride + 4 * begin)
-                sink = np.int64(dots.ctypes.data + row * width + 4 * (g * CENTROIDS + tile * COLUMNS))
-                if row + ROWS <= count:
-                    project_rows(source, stride, atoms, np.int64(4 * COLUMNS), size, sink, width)
-                    row += ROWS
-                else:
-                    project_row(source, stride, atoms, np.int64(4 * COLUMNS), size, sink, width)
-                    row += 1
+            source = np.int64(y.ctypes.data + first * stride + 4 * begin)
+            sink = np.int64(dots.ctypes.data + 4 * (g * CENTROIDS + tile * COLUMNS))
+            project_tile(source, stride, count, atoms, np.int64(4 * COLUMNS), size, sink, width)
         place += 4 * CENTROIDS * size
         begin = np.int64(ends[g])
 

@@ -7,10 +7,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import jit
+from kvcodec.kernels._jit import inline, jit
 from kvcodec.kernels._projection_tiles import COLUMNS, ROWS, project_row, project_rows
 
 BLOCK = np.int64(96)  # vectors that take turns with one tile of atoms, all of them in the first cache
+
+
+@inline
+def project_tile(source: Any, stride: Any, count: Any, place: Any, step: Any, dim: Any, sink: Any, width: Any) -> None:
+    """`count` vectors from the address `source` on, `stride` bytes apart, times a tile of atoms. See project_rows."""
+    row = np.int64(0)
+    while row < count:
+        one, out = np.int64(source + row * stride), np.int64(sink + row * width)
+        if row + ROWS <= count:
+            project_rows(one, stride, place, step, dim, out, width)
+            row += ROWS
+        else:
+            project_row(one, stride, place, step, dim, out, width)
+            row += 1
 
 
 @jit
@@ -26,16 +40,9 @@ def project(vectors: NDArray[np.float32], atoms: NDArray[np.float32], out: NDArr
         end = min(np.int64(first + BLOCK), np.int64(count))
         for tile in range(atoms.shape[0]):
             place = np.int64(atoms.ctypes.data + tile * dim * step)
-            row = np.int64(first)
-            while row < end:
-                source = np.int64(vectors.ctypes.data + row * stride)
-                sink = np.int64(out.ctypes.data + row * width + tile * step)
-                if row + ROWS <= end:
-                    project_rows(source, stride, place, step, np.int64(dim), sink, width)
-                    row += ROWS
-                else:
-                    project_row(source, stride, place, step, np.int64(dim), sink, width)
-                    row += 1
+            source = np.int64(vectors.ctypes.data + first * stride)
+            sink = np.int64(out.ctypes.data + first * width + tile * step)
+            project_tile(source, stride, np.int64(end - first), place, step, np.int64(dim), sink, width)
 
 
 def tile_atoms(atoms: Any) -> NDArray[np.float32]:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcodec.codecs import Codec, codec_for
-from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet, Use
+from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.rows import RowCodec, row_codec_for
+from kvcodec.codecs.uses import Use, count_pairs, uses_from_bytes
 from kvcodec.errors import CorruptRecord, MissingDictionary, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import DICTIONARY_USE, DtypeId, Kind, StreamId, Transform
+from kvcodec.layout import DICTIONARY_USE, DtypeId, Kind, Transform
 from kvcodec.log.frame import Record, new_record
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
@@ -197,7 +198,7 @@ class Dictionaries:
             if len(own) != int(first.header["matrices"]):
                 raise SpecError(f"{len(own)} dictionaries, want {int(first.header['matrices'])}")
             found = DictionarySet(tuple(own))
-        except (ShapeError, SpecError, KeyError) as error:  # KeyError: chunks of different splits
+        except (ShapeError, SpecError, UnsupportedVersion, KeyError) as error:  # KeyError: chunks of different splits
             raise CorruptRecord(at, f"DICTIONARY record: {error}") from None
         if found.hash != basis:
             raise CorruptRecord(at, f"dictionary set {basis.hex()} has the hash {found.hash.hex()}")
@@ -219,7 +220,7 @@ class Dictionaries:
         first = min(chunks)
         header = chunks[first].header
         own = tuple(int(header[name]) for name in ("head_dim", "uses", "transform", "mean", "pairs"))
-        known = before.dim, len(before.uses), before.transform, before.has_mean, _pairs(before)
+        known = before.dim, len(before.uses), before.transform, before.has_mean, count_pairs(before.rotation)
         if first != before.size or own != known:
             raise SpecError("a set that contradicts the one that it grew out of")
         parts = list(self._load_atoms(chunks, first, int(header["atoms"])))
@@ -239,20 +240,10 @@ def _head_bytes(header: np.void) -> int:
 
 def _read_head(header: np.void, body: Bytes) -> tuple[tuple[Use, ...], np.ndarray, Rotation | None]:
     size = int(header["uses"]) * DICTIONARY_USE.itemsize
-    if body[:size].view(DICTIONARY_USE)["reserved"].any():
-        raise SpecError("a reserved field of a use is set")
-    try:
-        uses = tuple((int(u["layer"]), StreamId(int(u["stream"]))) for u in body[:size].view(DICTIONARY_USE))
-    except ValueError as error:
-        raise SpecError(str(error)) from None
     end = _head_bytes(header)
     steps = body[end - 8 * int(header["pairs"]) : end].copy().view("<u8")
     mean = body[size : end - steps.nbytes].copy().view("<f4").astype(np.float32)
-    return uses, mean, Rotation(steps) if len(steps) else None
-
-
-def _pairs(own: Dictionary) -> int:
-    return 0 if own.rotation is None else own.rotation.pairs
+    return uses_from_bytes(body[:size]), mean, Rotation(steps) if len(steps) else None
 
 
 def dictionary_records(own: DictionarySet, limit: int, parent: DictionarySet | None = None) -> Iterator[Record]:
@@ -269,7 +260,8 @@ def dictionary_records(own: DictionarySet, limit: int, parent: DictionarySet | N
                 Kind.DICTIONARY, head + atoms.tobytes(), basis_hash=np.void(own.hash),
                 parent_hash=np.void(WHOLE if parent is None else parent.hash), atoms=one.size, first_atom=first,
                 chunk=len(atoms), matrix=number, matrices=len(own.dictionaries), head_dim=one.dim,
-                uses=len(one.uses), transform=one.transform, mean=one.has_mean, pairs=_pairs(one), grown=grown,
+                uses=len(one.uses), transform=one.transform, mean=one.has_mean, pairs=count_pairs(one.rotation),
+                grown=grown,
             )  # fmt: skip
 
 

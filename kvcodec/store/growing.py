@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
-from kvcodec.codecs.sparse import widen
+from kvcodec.codecs.vectors import widen
 from kvcodec.dictionary.growing import Learnt, Sample, learn_atoms, relative_errors
 from kvcodec.errors import CorruptRecord, MissingDictionary, NoSpace
 from kvcodec.layout import Transform
