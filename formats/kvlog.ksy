@@ -21,9 +21,11 @@ doc: |
   - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
     can tell. Everything above them is lenient.
   - Rows of a STEP or ROWS record are split by the shapes of the sequence's model, which stand in another record:
-    `step_rows` are one list, and coded rows bytes, to be parsed as `coded_row` or `sparse_row`.
+    `step_rows` are one list, and coded rows bytes, to be parsed as `coded_row`, `sparse_row` or `product_row`.
   - Rows over a dictionary end here as indices, coefficients and a scale. The atoms that they name stand in the
     DICTIONARY records of `basis_hash`, which is a hash of them.
+  - Rows by product codes end here as a gain, a shape and codes. What these name stands in the CODEBOOK records of
+    `basis_hash`, whose bodies, joined by `first_byte`, are to be parsed as `product`.
 doc-ref:
   - formats/README.md
   - formats/device.md
@@ -351,7 +353,8 @@ types:
         type: record
         valid:
           expr: >-
-            _.header.kind != record_kind::group and _.header.kind != record_kind::dictionary or offset % 64 == 0
+            _.header.kind != record_kind::group and _.header.kind != record_kind::dictionary
+            and _.header.kind != record_kind::codebook or offset % 64 == 0
     instances:
       loose:
         value: (behind + 7) / 8 * 8
@@ -379,7 +382,7 @@ types:
             'record_kind::step': step_body(header.fields.as<step_fields>)
             'record_kind::dictionary': dictionary_body(header.fields.as<dictionary_fields>)
             'record_kind::rows': step_body(header.fields.as<step_fields>)
-        doc: That of DROP is empty; that of a kind which is skipped is bytes.
+        doc: That of DROP is empty; that of CODEBOOK, and of a kind which is skipped, is bytes.
 
   record_header:
     doc-ref: formats/record.md#common-header
@@ -391,7 +394,7 @@ types:
         type: u1
         enum: record_kind
         valid:
-          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 7
+          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 8
       - id: version
         type: u1
         valid: 0
@@ -409,7 +412,8 @@ types:
       - id: sequence
         type: u8
         valid:
-          expr: kind != record_kind::model and kind != record_kind::dictionary or _ == 0
+          expr: >-
+            kind != record_kind::model and kind != record_kind::dictionary and kind != record_kind::codebook or _ == 0
       - id: fields
         size: 'header_bytes - 32 < _io.size - _io.pos ? header_bytes - 32 : _io.size - _io.pos'
         type:
@@ -422,6 +426,7 @@ types:
             'record_kind::dictionary': dictionary_fields
             'record_kind::drop': drop_fields
             'record_kind::rows': step_fields(true)
+            'record_kind::codebook': codebook_fields
         doc: Those of the kind. A sidecar holds no more than 128 bytes of a header, so there the rest may be missing.
 
   model_fields:
@@ -552,17 +557,20 @@ types:
         valid:
           expr: >-
             codec == codec_id::raw ? _ == axis::none
-            : codec == codec_id::dictionary ? _ == axis::token : _ == axis::channel or _ == axis::token
+            : codec == codec_id::dictionary or codec == codec_id::product ? _ == axis::token
+            : _ == axis::channel or _ == axis::token
       - id: flags
         type: u1
         valid:
-          expr: '(_ & (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _'
+          expr: >-
+            (_ & (codec == codec_id::raw or codec == codec_id::product ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _
       - id: group
         type: u2
         valid:
           expr: >-
             codec == codec_id::raw ? _ == 0
-            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
+            : _ >= 16 and _ <= 4096
+            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -582,31 +590,33 @@ types:
         type: u4
         valid: 0
       - id: sparse
-        type: sparse_fields(codec == codec_id::dictionary, flags)
+        type: sparse_fields(codec, flags)
       - id: reserved_sparse
         type: zeros(7)
 
   sparse_fields:
     doc: |
       How rows are coded over a dictionary, and which, in GROUP, ROWS and POLICY: six fields that stand in the struct
-      itself there. They are 0 with other codecs.
+      itself there. By product codes the first two say which, and `dictionary_atoms` how many groups they have. They are
+      0 with other codecs.
     doc-ref:
       - formats/record.md#group
       - formats/dictionary.md#a-row
     params:
-      - id: is_used
-        type: bool
+      - id: codec
+        type: u1
+        enum: codec_id
       - id: flags
         type: u2
     seq:
       - id: basis_hash
         size: 16
         valid:
-          expr: (_.max != 0) == is_used
+          expr: (_.max != 0) == (is_used or is_product)
       - id: dictionary_atoms
         type: u4
         valid:
-          expr: 'is_used ? _ >= 1 and _ <= 65536 : _ == 0'
+          expr: 'is_used ? _ >= 1 and _ <= 65536 : is_product ? _ >= 1 and _ <= 128 : _ == 0'
       - id: error_bound
         type: u2
         valid:
@@ -624,6 +634,10 @@ types:
         valid:
           expr: 'is_used ? _ == 4 or _ == 5 or _ == 6 or _ == 8 : _ == 0'
     instances:
+      is_used:
+        value: codec == codec_id::dictionary
+      is_product:
+        value: codec == codec_id::product
       has_sets:
         value: (flags & 2) != 0
       is_bounded:
@@ -688,7 +702,8 @@ types:
         valid:
           expr: >-
             codec == codec_id::raw ? _ == axis::none
-            : codec == codec_id::dictionary ? _ == axis::token : _ == axis::channel or _ == axis::token
+            : codec == codec_id::dictionary or codec == codec_id::product ? _ == axis::token
+            : _ == axis::channel or _ == axis::token
       - id: transform
         type: u1
         enum: transform
@@ -696,13 +711,15 @@ types:
       - id: flags
         type: u2
         valid:
-          expr: '(_ & (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _'
+          expr: >-
+            (_ & (codec == codec_id::raw or codec == codec_id::product ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _
       - id: group
         type: u2
         valid:
           expr: >-
             codec == codec_id::raw ? _ == 0
-            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
+            : _ >= 16 and _ <= 4096
+            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -748,11 +765,11 @@ types:
       - id: metadata_bytes
         type: u4
         valid:
-          expr: codec != codec_id::dictionary or _ == (tokens + 63) / 64 * 128
+          expr: codec != codec_id::dictionary and codec != codec_id::product or _ == (tokens + 63) / 64 * 128
       - id: code_bytes
         type: u4
       - id: sparse
-        type: sparse_fields(codec == codec_id::dictionary, flags)
+        type: sparse_fields(codec, flags)
       - id: reserved
         type: zeros(15)
     instances:
@@ -795,6 +812,7 @@ types:
             'codec_id::int4': grouped_head(shape, 4)
             'codec_id::int2': grouped_head(shape, 2)
             'codec_id::dictionary': sparse_head(shape, _index)
+            'codec_id::product': product_head(shape)
         repeat: expr
         repeat-expr: shape.heads
       - id: others
@@ -1133,6 +1151,99 @@ types:
       vector:
         value: block.vectors[0]
 
+  product_head:
+    doc: |
+      Rows by product codes: `tokens[t]` has the numbers of its gain and of its shape, and of a centroid for each group.
+      What they stand for is in `product`.
+    doc-ref: formats/product.md#sections
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: sides
+        type: side_block
+        repeat: expr
+        repeat-expr: (shape.tokens + 63) / 64
+      - id: blocks
+        type: code_block
+        repeat: expr
+        repeat-expr: (shape.tokens + 63) / 64
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+    instances:
+      tokens:
+        pos: 0
+        type: token(_index)
+        repeat: expr
+        repeat-expr: shape.tokens
+    types:
+      side_block:
+        seq:
+          - id: gains
+            type: u1
+            repeat: expr
+            repeat-expr: 64
+          - id: shapes
+            type: u1
+            repeat: expr
+            repeat-expr: 64
+            valid:
+              max: 15
+      code_block:
+        seq:
+          - id: planes
+            size: 64
+            repeat: expr
+            repeat-expr: _parent.shape.sparse.dictionary_atoms
+            doc: Code of group k of each row.
+      token:
+        params:
+          - id: number
+            type: u4
+        instances:
+          head:
+            value: _parent
+          gain:
+            value: head.sides[number / 64].gains[number % 64]
+          shape:
+            value: head.sides[number / 64].shapes[number % 64]
+          codes:
+            pos: 0
+            type: code(_index)
+            repeat: expr
+            repeat-expr: head.shape.sparse.dictionary_atoms
+      code:
+        params:
+          - id: group
+            type: u1
+        instances:
+          token:
+            value: _parent
+          number:
+            value: token.head.blocks[token.number / 64].planes[group][token.number % 64]
+
+  product_row:
+    doc: |
+      One head of one token in a ROWS record by product codes; the next one follows at once, in the order that
+      `step_rows` has. A user makes these, one after the other, of the bytes of `step_body.rows`.
+    doc-ref: formats/product.md#a-row
+    params:
+      - id: codes_of
+        type: sparse_fields
+    seq:
+      - id: gain
+        type: u1
+      - id: shape
+        type: u1
+        valid:
+          max: 15
+      - id: codes
+        type: u1
+        repeat: expr
+        repeat-expr: codes_of.dictionary_atoms
+
   sparse_block:
     doc: Indices and coefficients of `count` rows, field by field; of one where a row stands by itself.
     doc-ref:
@@ -1320,7 +1431,7 @@ types:
         enum: codec_id
         valid:
           expr: >-
-            is_rows ? _ == codec_id::dictionary
+            is_rows ? _ == codec_id::dictionary or _ == codec_id::product
             : _ == codec_id::raw or _ == codec_id::int8 or _ == codec_id::int4 or _ == codec_id::int2
       - id: streams
         type: u1
@@ -1330,7 +1441,8 @@ types:
       - id: flags
         type: u2
         valid:
-          expr: '_ == 0 or _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)'
+          expr: >-
+            _ == 0 or codec != codec_id::product and _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)
       - id: first_layer
         type: u2
       - id: layers
@@ -1360,9 +1472,10 @@ types:
         valid:
           expr: >-
             codec == codec_id::raw ? _ == 0
-            : _ >= 16 and _ <= 4096 and _ % (codec == codec_id::dictionary ? 64 : 16) == 0
+            : _ >= 16 and _ <= 4096
+            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
       - id: sparse
-        type: sparse_fields(true, flags)
+        type: sparse_fields(codec, flags)
         if: is_rows
       - id: reserved
         type: 'zeros(is_rows ? 11 : 4)'
@@ -1373,7 +1486,7 @@ types:
   step_body:
     doc: |
       Coded rows are left as bytes, of which a user makes one `coded_row` after the other, or in a ROWS record one
-      `sparse_row`.
+      `sparse_row`, or `product_row`.
     doc-ref:
       - formats/raw.md#step
       - formats/rows.md
@@ -1521,7 +1634,11 @@ types:
         valid:
           expr: '(_ > 0) == (transform == transform::pre_rope) and 2 * _ <= head_dim'
       - id: reserved
-        type: zeros(38)
+        type: zeros(36)
+      - id: codebooks
+        type: u2
+        valid:
+          expr: not is_grown or _ == 0
       - id: grown
         type: u2
         valid:
@@ -1581,6 +1698,139 @@ types:
       - id: reserved
         type: u1
         valid: 0
+
+  codebook_fields:
+    doc-ref: formats/record.md#codebook
+    seq:
+      - id: basis_hash
+        size: 16
+        valid:
+          expr: _.max != 0
+      - id: form
+        type: u1
+        enum: codebook_form
+        valid:
+          in-enum: true
+      - id: reserved_form
+        type: u1
+        valid: 0
+      - id: codebook
+        type: u2
+      - id: codebooks
+        type: u2
+        valid:
+          expr: codebook < _
+      - id: matrices
+        type: u2
+      - id: first_byte
+        type: u4
+      - id: all_bytes
+        type: u4
+        valid:
+          expr: first_byte < _
+      - id: reserved
+        type: zeros(64)
+
+  product:
+    doc: |
+      The bytes of a codebook of that form, of all its CODEBOOK records. `rows`, `basis` and `books` are lists of rows,
+      of so many channels or 256 centroids each.
+    doc-ref: formats/product.md#bytes
+    seq:
+      - id: components
+        type: u2
+        valid:
+          min: 1
+          max: 512
+      - id: head_dim
+        type: u2
+        valid:
+          min: 1
+          max: 1024
+      - id: groups
+        type: u2
+        valid:
+          min: 1
+          max: 128
+      - id: num_uses
+        type: u2
+        valid:
+          min: 1
+      - id: pairs
+        type: u2
+        valid:
+          expr: 2 * _ <= head_dim
+      - id: budget
+        type: u2
+        valid:
+          max: 16000
+        doc: In 1/16 bytes.
+      - id: reserved
+        type: zeros(4)
+      - id: uses
+        type: dictionary_use
+        repeat: expr
+        repeat-expr: num_uses
+      - id: steps
+        type: u8
+        repeat: expr
+        repeat-expr: pairs
+      - id: mean
+        type: f4
+        repeat: expr
+        repeat-expr: head_dim
+      - id: analysis
+        size: 4 * (components + 1) * head_dim
+        doc: This and the next two are for encoders.
+      - id: units
+        type: f4
+        repeat: expr
+        repeat-expr: components
+      - id: spread
+        type: f4
+        repeat: expr
+        repeat-expr: components
+      - id: gains
+        type: u2
+        repeat: expr
+        repeat-expr: 256
+        doc: Bits of bfloat16.
+      - id: shapes
+        type: u2
+        repeat: expr
+        repeat-expr: 16
+        doc: Bits of bfloat16.
+      - id: ends
+        type: u2
+        repeat: expr
+        repeat-expr: groups
+      - id: basis
+        type: basis_row
+        repeat: expr
+        repeat-expr: components
+      - id: books
+        type: book
+        size: 256
+        repeat: expr
+        repeat-expr: components
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+    types:
+      basis_row:
+        seq:
+          - id: channels
+            type: s2
+            repeat: expr
+            repeat-expr: _parent.head_dim
+            valid:
+              min: -32767
+      book:
+        seq:
+          - id: centroids
+            type: s1
+            repeat: eos
 
   drop_fields:
     doc-ref: formats/record.md#drop
@@ -1673,6 +1923,9 @@ enums:
     5: dictionary
     6: drop
     7: rows
+    8: codebook
+  codebook_form:
+    1: product
   stream_id:
     1: k
     2: v
@@ -1684,6 +1937,7 @@ enums:
     3: int4
     4: int2
     5: dictionary
+    6: product
   axis:
     0: none
     1: channel

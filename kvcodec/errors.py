@@ -81,9 +81,9 @@ class IdentityMismatch(FormatError):
 
 
 class MissingDictionary(FormatError):
-    """Records are coded over a dictionary that neither the log nor the caller has.
+    """Records are coded over a dictionary, or by product codes, that neither the log nor the caller has.
 
-    Attributes: basis, the 16 bytes that name the set of dictionaries.
+    Attributes: basis, the 16 bytes that name the set.
     """
 
     def __init__(self, basis: bytes, message: str) -> None:

@@ -127,7 +127,7 @@ MODEL_LAYER = np.dtype(
     ]
 )
 
-# How vectors are coded over a dictionary, and which: all zero for other codecs.
+# How vectors are coded by what was trained, and by which: all zero for other codecs.
 _SPARSE = [
     ("basis_hash", "V16"),
     ("dictionary_atoms", "<u4"),
@@ -227,8 +227,24 @@ DICTIONARY_HEADER = np.dtype(
         ("transform", "u1"),
         ("mean", "u1"),
         ("pairs", "<u2"),
-        ("reserved", "V38"),
+        ("reserved", "V36"),
+        ("codebooks", "<u2"),
         ("grown", "<u2"),
+    ]
+)
+
+CODEBOOK_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("basis_hash", "V16"),
+        ("form", "u1"),
+        ("reserved_form", "u1"),
+        ("codebook", "<u2"),
+        ("codebooks", "<u2"),
+        ("matrices", "<u2"),
+        ("first_byte", "<u4"),
+        ("all_bytes", "<u4"),
+        ("reserved", "V64"),
     ]
 )
 
@@ -297,7 +313,8 @@ PRODUCT = np.dtype(
         ("groups", "<u2"),
         ("uses", "<u2"),
         ("pairs", "<u2"),
-        ("reserved", "V6"),
+        ("budget", "<u2"),
+        ("reserved", "V4"),
     ]
 )
 
@@ -320,6 +337,7 @@ class Kind(IntEnum):
     DICTIONARY = 5
     DROP = 6
     ROWS = 7
+    CODEBOOK = 8
 
 
 class StreamId(IntEnum):
@@ -357,6 +375,12 @@ class GroupFlag(IntFlag):
     SYMMETRIC = 1
     SETS = 2
     BOUNDED = 4
+
+
+class CodebookForm(IntEnum):
+    """What the bytes of a CODEBOOK record are."""
+
+    PRODUCT = 1
 
 
 class KvdictFlag(IntFlag):
@@ -398,9 +422,10 @@ HEADERS: dict[int, np.dtype[np.void]] = {
     Kind.DICTIONARY: DICTIONARY_HEADER,
     Kind.DROP: DROP_HEADER,
     Kind.ROWS: ROWS_HEADER,
+    Kind.CODEBOOK: CODEBOOK_HEADER,
 }
 
-RECORD_ALIGNMENT: dict[int, int] = {Kind.GROUP: ALIGNMENT, Kind.DICTIONARY: ALIGNMENT}
+RECORD_ALIGNMENT: dict[int, int] = dict.fromkeys((Kind.GROUP, Kind.DICTIONARY, Kind.CODEBOOK), ALIGNMENT)
 LOOSE_ALIGNMENT = 8  # of frames, and of the records that no kernel reads in place
 
 

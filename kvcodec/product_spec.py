@@ -8,14 +8,15 @@ from kvcodec.errors import SpecError
 from kvcodec.sparse_spec import HASH_BYTES
 
 MAX_GROUPS = 128
-_MOST = 1000.0
+MAX_BUDGET = 1000
+BUDGET_STEPS = 16  # budgets are counted in 1/16 bytes
 
 
 @dataclass(frozen=True)
 class ProductSpec:
     """budget: bytes of a vector, on average over the streams of a model, that the codes must have been trained for; 0
     for any. groups and basis name the codes of a stream: how many there are, and the set that they are from; 0 and
-    empty until an encoder, or a store, has bound the spec to some.
+    empty until an encoder, or a store, has bound the spec to some, which ends what there is to say of a budget.
     """
 
     budget: float = 0.0
@@ -23,19 +24,31 @@ class ProductSpec:
     basis: bytes = b""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.budget <= _MOST:
-            raise SpecError(f"B{self.budget:g}: want a budget of up to {_MOST:g} bytes")
+        if not 0 <= self.budget <= MAX_BUDGET:
+            raise SpecError(f"B{self.budget:g}: want a budget of up to {MAX_BUDGET} bytes")
         if not 0 <= self.groups <= MAX_GROUPS or len(self.basis) not in (0, HASH_BYTES):
             raise SpecError(f"product codes of {self.groups} groups, named by {len(self.basis)} bytes")
 
     @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of one vector. Raises SpecError before the codes are known."""
+        if not self.groups:
+            raise SpecError("vectors by product codes have no size before the codes are known")
+        return self.groups
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one vector: gain, shape and codes."""
-        return self.groups + 2
+        return self.code_bytes + 2
+
+    def check_budget(self, trained: float) -> None:
+        """Raises SpecError for codes that were trained for another budget of bytes; `trained` is 0 if none is known."""
+        if self.budget and trained and round_budget(self.budget) != trained:
+            raise SpecError(f"B{self.budget:g}, and the product codes were trained for a budget of {trained:g} bytes")
 
     def bound_to(self, groups: int, basis: bytes) -> ProductSpec:
         """These for the codes of a stream."""
-        return replace(self, groups=groups, basis=basis)
+        return replace(self, budget=0.0, groups=groups, basis=basis)
 
     @classmethod
     def parse(cls, parts: list[str]) -> ProductSpec:
@@ -46,10 +59,15 @@ class ProductSpec:
                 number = float(part[1:]) if part[:1] == "B" else 0.0
             except ValueError:
                 number = 0.0
-            if not 0 < number <= _MOST or budget:
+            if not 0 < number <= MAX_BUDGET or budget:
                 raise SpecError(f"{part!r} is unknown, want BN, a budget of bytes such as B32, or gN")
             budget = number
         return cls(budget)
 
     def __str__(self) -> str:
         return f"B{self.budget:g}" if self.budget else ""
+
+
+def round_budget(budget: float) -> float:
+    """A budget as codes remember it."""
+    return round(budget * BUDGET_STEPS) / BUDGET_STEPS

@@ -12,7 +12,7 @@ from kvcodec.sparse_spec import SparseCodes
 _BITS = {CodecId.INT8: 8, CodecId.INT4: 4, CodecId.INT2: 2}
 _NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()} | {CodecId.DICTIONARY: "dict"}
 _NAMES |= {CodecId.PRODUCT: "pq"}
-KNOWN_CODECS = tuple(codec for codec in _NAMES if codec != CodecId.PRODUCT)  # of logs
+KNOWN_CODECS = tuple(_NAMES)
 GROUPED_CODECS = tuple(_BITS)
 _TRAINED = (CodecId.DICTIONARY, CodecId.PRODUCT)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
@@ -24,11 +24,11 @@ _GROUP_MAX = 4096
 class CodecSpec:
     """How one stream is coded.
 
-    codec: raw 16-bit, grouped integers, or a dictionary. axis: `channel` has one scale a channel for `group`
+    codec: raw 16-bit, grouped integers, or what was trained. axis: `channel` has one scale a channel for `group`
     consecutive tokens (for K), `token` one scale a token for `group` consecutive channels (for V). group: a multiple of
     16; 32, 64 and 128 are the fast ones. symmetric: no zero points.
-    Of a dictionary (`sparse`) axis is `token`, each vector having one scale, and group is the tokens of a record, a
-    multiple of 64.
+    Over a dictionary (`sparse`) and by product codes (`product`) axis is `token`, each vector having one scale, and
+    group is the tokens of a record, a multiple of 64.
     """
 
     codec: CodecId
@@ -61,6 +61,17 @@ class CodecSpec:
     def is_trained(self) -> bool:
         """Whether vectors are coded over a dictionary, or by product codes."""
         return self.sparse is not None or self.product is not None
+
+    @property
+    def basis(self) -> bytes:
+        """Names the set that vectors are coded over; empty if there is none, or the spec is bound to none yet."""
+        own = self.sparse or self.product
+        return own.basis if own else b""
+
+    @property
+    def size(self) -> int:
+        """Atoms of the dictionary, or groups of the product codes, that the spec is bound to; else 0."""
+        return self.sparse.size if self.sparse else self.product.groups if self.product else 0
 
     @property
     def bits(self) -> int:

@@ -21,8 +21,8 @@ COVERED = {
     f"test_{name}"
     for name in (
         "attention_store", "bounded", "bulk_verify", "codecs", "coding", "crash", "damage", "device", "dictionary",
-        "durability", "extents", "formats", "golden", "growing", "identity", "layers", "machine", "opening", "promises",
-        "rows", "shapes", "store",
+        "durability", "extents", "formats", "golden", "growing", "identity", "layers", "machine", "opening",
+        "product_logs", "promises", "rows", "shapes", "store",
     )
 }  # fmt: skip
 

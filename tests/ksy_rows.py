@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
-from tests.ksy_trees import decode_head, decode_row, parse_vector, split_rows, streams_of, walk
+from tests.ksy_trees import decode_head, decode_row, parse_product, parse_vector, split_rows, streams_of, walk
 from tests.rotation_twin import turn_rows
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
@@ -35,8 +35,8 @@ def records(parser, log):
 
 
 def dictionaries(parser, log):
-    """A `Dictionary` by the hash of its set, layer and stream."""
-    sets = {}  # by hash, matrix and first atom
+    """A `Dictionary`, or what is parsed of product codes, by the hash of its set, layer and stream."""
+    sets, books = {}, codebooks(parser, log)  # by hash, matrix and first atom; by hash and number
     for _, frame in walk(log):
         for place in frame.records.places if frame.records else []:
             own = place.record.header.fields
@@ -51,13 +51,43 @@ def dictionaries(parser, log):
             for chunks in [matrices.get(n, {})]
         ]
         assert any_of.grown == (len(matrices) if any_of.is_grown else 0)
-        assert hash_of(wholes[basis]) == basis
-    return {
+        assert any_of.codebooks == len(books.get(basis, ()))
+    for basis in wholes.keys() | books.keys():
+        assert hash_of(wholes.get(basis, []), books.get(basis, [])) == basis
+    products = {
+        (basis, use.layer, int(use.stream)): own
+        for basis, of in books.items()
+        for own in (parser.Product(KaitaiStream(BytesIO(data))) for data in of)
+        for use in own.uses
+    }
+    return products | {
         (basis, layer, stream): Dictionary(atoms, mean if mean.size else np.zeros(atoms.shape[1], "<f4"), steps)
         for basis, whole in wholes.items()
         for uses, mean, steps, atoms in whole
         for layer, stream in uses
     }
+
+
+def codebooks(parser, log):
+    """Bytes of the codebooks of sets, in order, by hash."""
+    found = {}  # by hash, number and first byte
+    for _, frame in walk(log):
+        for place in frame.records.places if frame.records else []:
+            own = place.record.header.fields
+            if place.record.header.kind == parser.RecordKind.codebook:
+                found.setdefault(own.basis_hash, {}).setdefault(own.codebook, {})[own.first_byte] = place.record
+    out = {}
+    for basis, numbers in found.items():
+        out[basis] = []
+        for number, chunks in sorted(numbers.items()):
+            data, any_of = b"", chunks[0].header.fields
+            for first, chunk in sorted(chunks.items()):
+                assert first == len(data)
+                data += chunk.body
+            assert (number, len(data)) == (len(out[basis]), any_of.all_bytes)
+            out[basis].append(data)
+        assert len(out[basis]) == any_of.codebooks
+    return out
 
 
 def add_chunks(chunks, before):
@@ -75,13 +105,15 @@ def add_chunks(chunks, before):
     return uses, mean, steps, atoms
 
 
-def hash_of(whole):
+def hash_of(whole, books):
     digest = hashlib.sha256()
     for uses, mean, steps, atoms in whole:
         digest.update(struct.pack("<5I", *atoms.shape, len(uses), len(steps) > 0, mean.size > 0))
         digest.update(struct.pack("<I", len(steps)) if steps else b"")
         digest.update(b"".join(struct.pack("<HBx", *use) for use in uses))
         digest.update(mean.tobytes() + struct.pack(f"<{len(steps)}Q", *steps) + atoms.tobytes())
+    for data in books:
+        digest.update(b"\xff" * 4 + data)
     return digest.digest()[:16]
 
 
@@ -173,6 +205,9 @@ def spread_group(own, body, dtype, sets):
             if own.bitmap_bytes:
                 lay_others(bits, head.tokens, body.others.heads[number].rows, dtype)
             yield bits
+        elif own.codec.name == "product":
+            product = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
+            yield round_rows(decode_products(head.tokens, product, own.first_token + np.arange(own.tokens)), dtype)
         else:
             yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
 
@@ -192,7 +227,8 @@ def spread_step(parser, own, body, layers, dtype, sets):
     if own.is_rows:
         for key, rows in rows_over(parser, own, body, layers):
             positions = own.first_token + np.arange(len(rows)) // own.heads
-            bits = round_rows(decode_vectors(rows, sets[own.sparse.basis_hash, *key], positions), dtype)
+            decode = decode_products if own.sparse.is_product else decode_vectors
+            bits = round_rows(decode(rows, sets[own.sparse.basis_hash, *key], positions), dtype)
             yield from ((key, h, bits[h :: own.heads]) for h in range(own.heads))
         return
     if own.codec.name != "raw":
@@ -241,6 +277,19 @@ def decode_vectors(rows, own, positions):
     sums = np.einsum("nj,njd->nd", coefficients, own.atoms[indices].astype(np.int64))
     flat = sums.astype(np.float32) * (scales.astype(np.uint32) << 16).view(np.float32)[:, None] + own.mean
     return turn_rows(flat, positions, own.steps)
+
+
+def decode_products(rows, own, positions):
+    """float32 (rows, dim) of rows by product codes: scale * (sum of basis rows) + gain * mean, turned."""
+    gains, shapes, codes = map(np.array, zip(*map(parse_product, rows), strict=True))
+    basis = np.array([row.channels for row in own.basis], np.int64)
+    books = np.array([book.centroids for book in own.books], np.int64)
+    group = np.searchsorted(own.ends, np.arange(own.components), side="right")
+    sums = np.einsum("nc,cd->nd", np.stack([books[c, codes[:, g]] for c, g in enumerate(group)], axis=1), basis)
+    table, levels = ((np.array(x, np.uint32) << 16).view(np.float32) for x in (own.gains, own.shapes))
+    scales = (table[gains] * levels[shapes]).astype(ml_dtypes.bfloat16).astype(np.float32)
+    lean = table[gains][:, None] * np.array(own.mean, np.float32)
+    return turn_rows(sums.astype(np.float32) * scales[:, None] + lean, positions, own.steps)
 
 
 def round_rows(rows, dtype):

@@ -23,7 +23,7 @@ from kvcodec.kernels import elias_fano
 from kvcodec.layout import KVDICT, KVDICT_ENTRY, DtypeId, StreamId
 from kvcodec.sparse_spec import SparseCodes, set_bytes
 from kvcodec.spec import CodecSpec
-from kvcodec.store.dictionaries import dictionary_records
+from kvcodec.store.set_records import dictionary_records
 from tools.golden.dictionaries import forged_group, forged_policy, forged_set
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_model

@@ -21,9 +21,9 @@ from kvcodec.errors import MissingDictionary, NoSpace, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.layout import DtypeId, Kind, StreamId
 from kvcodec.log.frame import Record
-from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.headers import read_spec
 from kvcodec.store.reading import read_extent
+from kvcodec.store.set_records import dictionary_records
 from tools.golden.grown import chain, grow
 
 BF16 = ml_dtypes.bfloat16

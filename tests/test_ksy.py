@@ -42,7 +42,7 @@ from tests.ksy_trees import (
     view_struct,
     walk,
 )
-from tools.golden import bounded
+from tools.golden import bounded, products
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "formats" / "kvlog.ksy"
@@ -54,6 +54,7 @@ EXAMPLE = GOLDEN / "worked-example.kvlog"
 SPARSE = GOLDEN / "dictionary-sets.kvlog"
 BOUNDED = GOLDEN / "dictionary-max.kvlog"
 GROWN = GOLDEN / "dictionary-grown.kvlog"
+PRODUCT = GOLDEN / "product-rows.kvlog"
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +130,11 @@ def test_golden_logs_hold_what_the_description_describes(parser):
             if kind == parser.RecordKind.step:
                 rows.add((int(own.codec), own.is_symmetric))
     both, grouped = (False, True), set(GROUPED_CODECS)
-    assert kinds >= set(layout.HEADERS) - {Kind.MODEL, Kind.DICTIONARY}  # of no sequence: `records` leaves them out
+    assert kinds >= set(layout.HEADERS) - {
+        Kind.MODEL,
+        Kind.DICTIONARY,
+        Kind.CODEBOOK,
+    }  # of no sequence: `records` leaves them out
     assert {(CodecId.RAW, lane, Axis.NONE, False) for lane in both} <= groups
     assert {(c, lane, a) for c in grouped for lane in both for a in (1, 2)} <= {g[:3] for g in groups}
     assert {(c, lane, s) for c in grouped for lane in both for s in both} <= {(g[0], g[1], g[3]) for g in groups}
@@ -241,7 +246,7 @@ def test_codes_of_all_shapes_are_what_was_packed(codes, parser):
     packed = pack_rows(own, codes)  # sorts sets, in `own` too
     numbers = codes.size, 0, codes.atoms, codes.low, codes.bits
     head = struct.pack("<16sIHBBB", b"\1" * 16, *numbers)
-    fields = parser.SparseFields(True, 2 if codes.sets else 0, KaitaiStream(BytesIO(head)))
+    fields = parser.SparseFields(parser.CodecId.dictionary, 2 if codes.sets else 0, KaitaiStream(BytesIO(head)))
     theirs = [parse_vector(parser.SparseRow(fields, KaitaiStream(BytesIO(row.tobytes())))) for row in packed]
     assert theirs == as_lists(own)
 
@@ -282,9 +287,9 @@ STRUCTS = [
     "superblock-0", "superblock-1", "spare-slot", "block-header", "frame-header", "frame-trailer", "model",
     "model-layer", "sequence", "policy", "group-int4-k", "group-int4-v", "group-raw-k", "step", "drop", "sidecar",
     "sidecar-entry", "sparse-dictionary", "sparse-dictionary-use", "sparse-policy", "sparse-group-dictionary-k",
-    "sparse-rows",
+    "sparse-rows", "product-codebook", "product-rows",
 ]  # fmt: skip
-KNOWN = {"sparse-policy": "basis_hash", "sparse-group-dictionary-k": "basis_hash"}  # up to there as in the example
+KNOWN = dict.fromkeys(("sparse-policy", "sparse-group-dictionary-k", "product-rows"), "basis_hash")  # known up to there
 SMALL = frozenset({Kind.MODEL, Kind.SEQUENCE, Kind.DICTIONARY})  # bodies that hold structs
 
 
@@ -312,7 +317,7 @@ def example_structs():
         **frame_structs(example_tree(EXAMPLE), base),
     }
     out = {name: (EXAMPLE, *struct) for name, struct in out.items()}
-    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED), ("grown", GROWN)):
+    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED), ("grown", GROWN), ("product", PRODUCT)):
         own = frame_structs(example_tree(log), base)
         out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
     return out
@@ -452,7 +457,11 @@ def test_a_changed_byte_of_a_record_with_a_row_bitmap_is_seen(parser):
             "head_dim": [0, 1025], "transform": [1, 2], "mean": [2], "pairs": [1], "grown": [1],
             "parent_hash": [b"\1" * 16],
         }),
-        ("grown-dictionary", {"first_atom": [0], "grown": [0, 4], "parent_hash": [bytes(16)]}),
+        ("grown-dictionary", {"first_atom": [0], "grown": [0, 4], "parent_hash": [bytes(16)], "codebooks": [1]}),
+        ("product-codebook", {
+            "sequence": [1], "form": [0, 2], "codebook": [1], "first_byte": [1 << 20], "basis_hash": [bytes(16)],
+        }),
+        ("product-rows", {"atoms": [1], "flags": [1, 2, 4], "group": [48], "codec": [1, 3], "dictionary_atoms": [0]}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip
@@ -463,6 +472,20 @@ def test_the_parser_refuses_fields_of_dictionaries_that_are_out_of_range(name, f
         np.frombuffer(data, dtype, 1, start)[field] = value
         found = see(None, functools.partial(parse_log, parser, bytes(data), bodies=frozenset()))
         assert found[0].startswith("not valid"), (field, value, found)
+
+
+UNSEEN = {  # what takes other records, or a hash
+    "book-long", "book-size", "book-count", "book-matrices", "book-missing", "book-gap", "book-changed", "book-head",
+    "product-other-groups",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [c for c in products.CASES if c.error and c.name not in UNSEEN], ids=lambda c: c.name)
+def test_the_parser_refuses_product_codes_that_a_reader_must_reject(case, parser, tmp_path):
+    path = tmp_path / "a.kvlog"
+    case.make(path)
+    found = see(None, functools.partial(read_all, parser, path.read_bytes()))
+    assert found[0].startswith("not "), found
 
 
 @pytest.mark.parametrize("name", ["sparse-no-basis", "index-beyond", "sparse-scale", "set-empty"])
@@ -500,7 +523,8 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.FrameType, "FrameType"),
         (layout.Kind, "RecordKind"),
         (layout.StreamId, "StreamId"),
-        ({c for c in layout.CodecId if c != CodecId.PRODUCT}, "CodecId"),  # which is in no log
+        (layout.CodecId, "CodecId"),
+        (layout.CodebookForm, "CodebookForm"),
         (layout.Axis, "Axis"),
         (layout.Transform, "Transform"),
         (layout.DtypeId, "DtypeId"),

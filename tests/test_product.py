@@ -236,7 +236,8 @@ def test_bytes_hold_all_of_a_product(trained):
     for place, error in (
         (0, ShapeError),
         (4, ShapeError),
-        (10, UnsupportedVersion),
+        (11, SpecError),  # a budget
+        (12, UnsupportedVersion),
         (18, SpecError),
         (19, UnsupportedVersion),
     ):

@@ -1,4 +1,4 @@
-"""Product codes as rows and records, in .kvdict files, and where they are refused."""
+"""Product codes as rows and records, in .kvdict files, and in commands that try them."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import kvcodec as kv
 from kvcodec.bulk.drift import measure_drift
 from kvcodec.bulk.trial import try_codecs
-from kvcodec.bulk.verify import verify_log
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
 from kvcodec.codecs.product import Analysis, Product
@@ -28,7 +27,7 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.layout import KVDICT, KVDICT_ENTRY, PRODUCT, DtypeId, KvdictFlag, StreamId
 from kvcodec.spec import CodecSpec
 from tests.test_bulk import REAL
-from tests.test_cli import invoke, refused
+from tests.test_cli import invoke
 
 K, V = StreamId.K, StreamId.V
 TYPES = {DtypeId.BFLOAT16: ml_dtypes.bfloat16, DtypeId.FLOAT16: np.float16}
@@ -308,7 +307,7 @@ def test_a_set_has_no_stream_twice():
     assert product_from_bytes(data).to_bytes() == data.tobytes()
 
 
-# -- commands, and logs --------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------------------------
 
 
 def test_info_shows_them(tmp_path):
@@ -323,7 +322,7 @@ def test_info_shows_them(tmp_path):
     told = json.loads(invoke("info", tmp_path / "m.kvdict", "--json").stdout)
     assert told["products"][0] == {
         "uses": [{"layer": 0, "stream": "k"}], "bytes": 5, "groups": 3, "components": 6, "channels": 8,
-        "before_rotation": True, "error": 0.25,
+        "before_rotation": True, "budget": None, "error": 0.25,
     }  # fmt: skip
     assert told["products"][1]["error"] is None
     assert len(told["dictionaries"]) == 1
@@ -334,47 +333,6 @@ def wide_set():
     uses = [(layer, stream) for layer in (5, 8, 17) for stream in (K, V)]
     made = (product(256, 8, 4, (use,), seed=n) for n, use in enumerate(uses))
     return DictionarySet(products=tuple(replace(one, gains=gain_table(1e-6, 1e-3)) for one in made))
-
-
-def test_no_log_takes_them(tmp_path, capsys):
-    path, artefact, toml = (tmp_path / name for name in ("a.kvlog", "m.kvdict", "s.toml"))
-    write_artefact(artefact, Artefact(wide_set(), {}))
-    toml.write_text('[[layer]]\nlayers = 0\nv = "pq/B32"')
-    model = kv.Model.uniform(1, 1, 8)
-    for asked in ({"k": "pq"}, {"v": "pq/B32", "dictionary": artefact}, {"spec": toml}):
-        with pytest.raises(SpecError, match="no log takes product codes yet"):
-            kv.open(path, "w", model=model, **asked)
-    with pytest.raises(SpecError, match="journal = 'pq/g64': no log takes"):
-        kv.open(path, "w", model=model, durability="step", journal="pq")
-    with pytest.raises(SpecError, match="product codes alone"):
-        kv.open(path, "w", model=model, k="dict/s2", dictionary=artefact)
-    line = refused(capsys, "encode", REAL, path, "--k", "pq", "--dictionary", artefact)
-    assert "no log takes product codes yet" in line
-    assert not list(tmp_path.glob("*.kvlog*"))
-    assert not list(tmp_path.glob(".*"))
-    kv.open(path, "w", model=model).close()
-    before = path.read_bytes()
-    with pytest.raises(SpecError, match="no log takes product codes yet"):
-        kv.open(path, "a", k="pq")
-    assert path.read_bytes() == before
-
-
-def test_a_log_takes_the_dictionaries_of_such_a_set(tmp_path):
-    atoms = np.random.default_rng(0).integers(-127, 128, (40, 8)).astype(np.int8)
-    own = DictionarySet((Dictionary(atoms, ((0, K),)),), (product(uses=((0, V),)),))
-    model, x = kv.Model.uniform(1, 1, 8), np.random.default_rng(1).standard_normal((200, 1, 8)).astype(np.float32)
-    for name, embed in (("a", True), ("b", False)):
-        path = tmp_path / name
-        with kv.open(path, "w", model=model, k="dict/s2", dictionary=own, embed=embed, residual=0) as store:
-            store.sequence("x").append(0, x, x)
-            stored = store.sequence("x").read(0)[0]
-        for brought in (own, own.without_products()):
-            with kv.open(path, dictionary=brought) as store:
-                assert np.array_equal(store.sequence("x").read(0)[0].view(np.uint16), stored.view(np.uint16))
-            assert verify_log(path, dictionary=brought).verdict == "clean"
-    with pytest.raises(SpecError, match="has no dictionary for it"):
-        kv.open(tmp_path / "c", "w", model=model, v="dict/s2", dictionary=own)
-    assert not (tmp_path / "c").exists()
 
 
 def test_diff_and_drift_try_them(tmp_path):

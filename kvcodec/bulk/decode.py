@@ -52,7 +52,7 @@ def decode_log(
     threads: for layers in parallel, as many as there are cores by default; the dump does not depend on it.
     progress: called with (done, total) in tokens times layers. Memory: 32 MiB of rows and as much again while they
     are decoded. The file appears under its name whole or not at all.
-    dictionary: a .kvdict file or a set, for a log that only names its dictionaries.
+    dictionary: a .kvdict file or a set, for a log that only names its set.
 
     Raises UnknownSequence with the names that there are, FormatError, SpecError, DumpError for an existing file
     without `overwrite`, NonFiniteError for a number beyond float16.

@@ -23,7 +23,7 @@ from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, StreamId
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import SequenceIndex
-from kvcodec.store.opening import load_trained, open_store
+from kvcodec.store.opening import load_dictionary, open_store
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
 
@@ -133,7 +133,7 @@ def measure_drift(
         raise SpecError("no log or dump to look at")
     if every is not None and every < 1:
         raise SpecError(f"every is {every}, want 1 or more tokens")
-    own = None if dictionary is None else load_trained(dictionary).with_pursuit(pursuit)
+    own = None if dictionary is None else load_dictionary(dictionary).with_pursuit(pursuit)
     codec = CodecSpec.parse(spec)
     tell, texts = progress or no_progress, list[TextDrift]()
     for n, source in enumerate(sources):
@@ -143,7 +143,7 @@ def measure_drift(
             tell(n * 1000 + 1000 * done // max(1, total), 1000 * len(sources))
 
         if is_log(path):
-            with open_store(path, dictionary=own if own and own.dictionaries else None) as store:
+            with open_store(path, dictionary=own) as store:
                 texts += _drift_of_log(path, store, tell_part)
         elif own is None:
             raise SpecError(f"{path} is a dump: its codes need a dictionary, pass dictionary= (--dictionary)")

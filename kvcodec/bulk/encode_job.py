@@ -197,9 +197,9 @@ def _check_positions(store: Store, source: DumpPart) -> None:
     """Raises SpecError where keys from before their rotary embedding would be coded at other positions than theirs."""
     policy = store.index.default
     for rule in policy.rules if policy is not None and source.first else ():
-        codes = rule.policy.spec.sparse
-        own = store.index.dictionaries.find(codes.basis) if codes is not None else None
-        if own is not None and any(d.rotation for layer in rule.layers if (d := own.find(layer, rule.stream))):
+        spec = rule.policy.spec
+        own = store.index.dictionaries.find(spec.basis) if spec.basis else None
+        if own and any(d.rotation for layer in rule.layers if (d := own.find_for(spec, layer, rule.stream))):
             raise SpecError(
                 f"{source.path}: tokens from {source.first} on, and {rule.stream.name.lower()} is coded as before its "
                 "rotary embedding, by positions from 0 on: choose tokens that begin at 0"

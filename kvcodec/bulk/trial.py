@@ -25,7 +25,7 @@ from kvcodec.measure.attention import AttentionError, attention_error
 from kvcodec.measure.error import RowError, finite_or_none
 from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
-from kvcodec.store.opening import load_trained
+from kvcodec.store.opening import load_dictionary
 
 FilePath = str | os.PathLike[str]
 DEFAULT = (ARTICLE, "dict/s8/c6/ef")
@@ -125,7 +125,7 @@ def try_codecs(
 def _make_coders(
     codecs: Sequence[str], dictionary: FilePath | DictionarySet | None, pursuits: Sequence[Pursuit]
 ) -> list[Coder]:
-    own = None if dictionary is None else load_trained(dictionary)
+    own = None if dictionary is None else load_dictionary(dictionary)
     name = "a set" if dictionary is None or isinstance(dictionary, DictionarySet) else Path(dictionary).name
     coders: list[Coder] = []
     for text in codecs:

@@ -37,7 +37,7 @@ def verify_log(
 
     The sidecar is not trusted for where anything lies; it only says how far the log once reached. A log that another
     process is writing may show a torn tail. progress: called with (done, total) in thousandths of the work.
-    dictionary: a .kvdict file or a set, for a log that only names its dictionaries.
+    dictionary: a .kvdict file or a set, for a log that only names its set.
 
     What is wrong with the log is in the report, whatever its bytes. Raises DumpError if there is no regular file to
     read, OSError if it can't be read.

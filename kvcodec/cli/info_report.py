@@ -80,7 +80,7 @@ def _without_dictionaries(stats: Stats) -> list[tuple[str, int, float]]:
     rest = stats.programmed_bytes - stats.dictionary_bytes
     grown = (f"of those, grown in {stats.growths} steps", stats.grown_bytes, stats.ratio(stats.grown_bytes))
     return [
-        ("of that, dictionaries", stats.dictionary_bytes, stats.ratio(stats.dictionary_bytes)),
+        ("of that, dictionary sets", stats.dictionary_bytes, stats.ratio(stats.dictionary_bytes)),
         *([grown] if stats.growths else []),
         ("programmed without them", rest, stats.ratio(rest)),
     ]

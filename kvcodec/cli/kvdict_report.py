@@ -82,7 +82,7 @@ def _product_as_dict(one: Product, error: float | None) -> dict[str, Any]:
     uses = [{"layer": layer, "stream": stream.name.lower()} for layer, stream in one.uses]
     return {
         "uses": uses, "bytes": one.groups + 2, "groups": one.groups, "components": len(one.basis), "channels": one.dim,
-        "before_rotation": one.rotation is not None, "error": error,
+        "before_rotation": one.rotation is not None, "budget": one.budget or None, "error": error,
     }  # fmt: skip
 
 

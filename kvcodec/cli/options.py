@@ -22,7 +22,7 @@ Tokens = Annotated[
     str | None, typer.Option("--tokens", help="Tokens, such as 128:512, :512 or 128:, the end excluded. [default: all]")
 ]
 Dictionary = Annotated[
-    Path | None, typer.Option("--dictionary", help="The .kvdict file of logs that only name their dictionaries.")
+    Path | None, typer.Option("--dictionary", help="The .kvdict file of logs that only name their set.")
 ]
 Pursuit = Annotated[
     str | None,

@@ -209,12 +209,6 @@ class DictionarySet:
         own = tuple(replace(one, pursuit=Pursuit.parse(pursuit)) for one in self.dictionaries)
         return DictionarySet(own, self.products)
 
-    def without_products(self) -> DictionarySet:
-        """Its dictionaries alone, a set of another name; itself if it has no product codes. Raises SpecError if it has
-        nothing else.
-        """
-        return DictionarySet(self.dictionaries) if self.products else self
-
     def find(self, layer: int, stream: StreamId) -> Dictionary | None:
         """The dictionary of a stream of a layer."""
         return self._by_use.get((layer, stream))

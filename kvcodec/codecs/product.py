@@ -18,7 +18,7 @@ from kvcodec.errors import ShapeError, SpecError
 from kvcodec.kernels import product as kernels
 from kvcodec.kernels._centroids import CENTROIDS
 from kvcodec.kernels.projection import project, tile_atoms
-from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.product_spec import BUDGET_STEPS, MAX_BUDGET, MAX_GROUPS, round_budget
 
 MAX_COMPONENTS = 512  # sums of so many products of int16 and int8 fit an int32
 _SUM = 2.0**31  # more than such a sum
@@ -55,7 +55,8 @@ class Product:
     there; a centroid of 256 for each group, a gain of 256 and a shape of 16 for each vector; scale is gain * shape.
 
     basis: int16 (components, d). books: int8 (components, 256). ends: (groups,), where each group ends in the
-    components. gains, shapes: bfloat16 (256,), (16,); gains ascend from 0. mean: float32 (d,). Raises ShapeError,
+    components. gains, shapes: bfloat16 (256,), (16,); gains ascend from 0. mean: float32 (d,). budget: bytes of a
+    vector, on average over the streams of a model, that they were trained for; 0 if unknown. Raises ShapeError,
     SpecError.
     """
 
@@ -68,6 +69,7 @@ class Product:
     mean: NDArray[np.float32]
     analysis: Analysis
     rotation: Rotation | None = None
+    budget: float = 0.0
 
     def __post_init__(self) -> None:
         components, dim = self.basis.shape
@@ -87,6 +89,8 @@ class Product:
         largest = float(gains[-1]) * max(float(shapes.max()) * _SUM, float(np.abs(self.mean).max()))
         if largest > _GREATEST or self.basis.min() < -32767:
             raise ShapeError("basis, gains, shapes or mean too large: vectors that no float32 holds")
+        if not 0 <= self.budget <= MAX_BUDGET or round_budget(self.budget) != self.budget:
+            raise SpecError(f"budget: {self.budget:g} bytes, want a multiple of 1/{BUDGET_STEPS} up to {MAX_BUDGET}")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError("product codes are for one or more streams, each named once")
         check_rotation(self.rotation, dim, self.uses)
@@ -98,6 +102,11 @@ class Product:
     @property
     def groups(self) -> int:
         return len(self.ends)
+
+    @property
+    def size(self) -> int:
+        """What specs that are bound to them say of them: the groups."""
+        return self.groups
 
     @cached_property
     def gain_table(self) -> NDArray[np.float32]:

@@ -13,14 +13,14 @@ from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.uses import count_pairs, uses_from_bytes, uses_to_bytes
 from kvcodec.errors import ShapeError, UnsupportedVersion
 from kvcodec.layout import DICTIONARY_USE, PRODUCT
-from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.product_spec import BUDGET_STEPS, MAX_GROUPS
 
 
 def product_to_bytes(own: Product) -> bytes:
     """A head, and the arrays behind it in the order in which readers want them aligned: wide numbers first."""
     head = np.zeros((), PRODUCT)
     head["components"], head["head_dim"], head["groups"], head["uses"] = *own.basis.shape, own.groups, len(own.uses)
-    head["pairs"] = count_pairs(own.rotation)
+    head["pairs"], head["budget"] = count_pairs(own.rotation), round(own.budget * BUDGET_STEPS)
     steps = np.zeros(0, np.uint64) if own.rotation is None else own.rotation.steps
     analysis = own.analysis
     parts = [
@@ -60,5 +60,5 @@ def product_from_bytes(data: NDArray[np.uint8]) -> Product:
         raise ShapeError("analysis: want finite numbers")
     return Product(
         basis, books, ends, gains, levels, uses_from_bytes(used), mean, Analysis(rows, units, spread),
-        Rotation(steps) if pairs else None,
+        Rotation(steps) if pairs else None, int(head["budget"]) / BUDGET_STEPS,
     )  # fmt: skip

@@ -28,6 +28,7 @@ class ProductRows(VectorRows):
             raise SpecError(f"{spec} takes no product codes")
         if spec.product.groups not in (0, product.groups):
             raise SpecError(f"{spec} has {spec.product.groups} groups, its product codes {product.groups}")
+        spec.product.check_budget(product.budget)
         self.product = product
         super().__init__(spec.bound_to(product.groups, spec.product.basis), product, first)
 

@@ -18,7 +18,7 @@ from kvcodec.layout import TILE_LANES, TILE_ROW, Axis, CodecId, DtypeId, StreamI
 from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
-    from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.codec import Trained
 
 UNKNOWN_ERROR = 0xFFFF  # the originals are gone when rows are laid
 _WORD = 4  # bytes of one lane in a tile row
@@ -62,18 +62,30 @@ class RowCodec(Protocol):
         ...
 
 
-def row_codec_for(spec: CodecSpec, stream: StreamId, dictionary: Dictionary | None = None) -> RowCodec:
+def row_codec_for(spec: CodecSpec, stream: StreamId, trained: Trained | None = None) -> RowCodec:
     """The codec of rows one by one. Raises SpecError for a codec without one scale a token."""
-    if spec.sparse is None:
+    if not spec.is_trained:
         return GroupedRows(spec, stream)
-    from kvcodec.codecs.sparse import SparseRows
-
     if not codes_rows(spec):
         raise SpecError(f"{spec} does not code rows one by one: some of them are kept otherwise")
-    if dictionary is None:
-        raise SpecError(f"{spec} needs a dictionary")
-    check_turned(dictionary, stream)
-    return SparseRows(spec, dictionary)
+    if trained is not None:
+        check_turned(trained, stream)
+    return _trained_rows(spec, trained)
+
+
+def _trained_rows(spec: CodecSpec, trained: Trained | None) -> RowCodec:
+    from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.sparse import SparseRows
+
+    if spec.sparse is not None and isinstance(trained, Dictionary):
+        return SparseRows(spec, trained)
+    if spec.product is not None:
+        from kvcodec.codecs.product import Product
+        from kvcodec.codecs.product_rows import ProductRows
+
+        if isinstance(trained, Product):
+            return ProductRows(spec, trained)
+    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
 
 
 class GroupedRows:

@@ -14,7 +14,7 @@ def head_sections(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> H
     if spec.sparse is not None:
         return sparse_sections(tokens, spec.sparse.code_bytes)
     if spec.product is not None:
-        return sparse_sections(tokens, spec.product.groups)
+        return sparse_sections(tokens, spec.product.code_bytes)
     return grouped_sections(
         tokens,
         dim,

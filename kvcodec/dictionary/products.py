@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvcodec.dictionary.spectrum import Spectrum, find_spectrum, take_sample
 from kvcodec.dictionary.vectors import Vectors, read_parts
 from kvcodec.errors import SpecError
 from kvcodec.kernels._centroids import CENTROIDS
-from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.product_spec import MAX_GROUPS, round_budget
 
 SAMPLE, LEAST_SAMPLE = 32_768, CENTROIDS
 _STUDY = 0.2  # of the work for a stream
@@ -114,10 +114,11 @@ def train_products(
     def fit(n: int) -> TrainedProduct:
         own = streams[n]
         rows = take_sample(own.training, sample)
-        product = fit_product(
+        fitted = fit_product(
             spectra[n], rows, groups[n], own.uses, rotation=own.rotation, seed=seed,
             step=lambda share: step(n, _STUDY + (1 - _STUDY) * share),
         )  # fmt: skip
+        product = replace(fitted, budget=round_budget(budget))
         error, in_metric = measure_product(product, spectra[n], own.held_out)
         tell(f"{_name(own)}: {product.groups + SIDE_BYTES} bytes, held-out error {error:.4f}")
         return TrainedProduct(product, error, in_metric, len(rows))

@@ -45,8 +45,6 @@ class Wish:
             if not isinstance(spec, str | CodecSpec):
                 raise SpecError(f"{where}: {name} = {spec!r}, want a codec spec such as 'int4/channel/g64'")
         specs = {_STREAMS[name]: CodecSpec.parse(spec) for name, spec in wanted.items()}
-        for stream, spec in specs.items():
-            check_logged(spec, f"{where}: {stream.name.lower()}")
         sizes = {name: _parse_size(asked.get(name), f"{where}: {name}") for name in _SIZES}
         return cls(specs, **sizes)
 
@@ -74,8 +72,8 @@ class Coding:
     def policy(self, model: Model, before: Policy | None, dictionary: DictionarySet | None = None) -> Policy:
         """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default.
 
-        dictionary: the set that `dict` specs are bound to. Raises SpecError where one has no dictionary, and for a
-        max_error if there is no such spec.
+        dictionary: the set that `dict` and `pq` specs are bound to. Raises SpecError where one finds nothing in it, and
+        for a max_error if there is no `dict` spec.
         """
         for numbers, _ in self.layers:
             if beyond := [n for n in sorted(numbers or ()) if n >= len(model.layers)]:
@@ -95,11 +93,11 @@ class Coding:
     def _bound_at(
         self, model: Model, layer: int, stream: StreamId, before: Policy | None, dictionary: DictionarySet | None
     ) -> StreamPolicy | None:
-        """None where a layer without the stream would need a dictionary for it."""
+        """None where a layer without the stream would need a dictionary, or product codes, for it."""
         policy = self._at(layer, stream, before)
         shape = next((s for s in model.layers[layer].streams if s.id == stream), None)
         if shape is None:
-            return None if policy.spec.sparse else policy
+            return None if policy.spec.is_trained else policy
         return replace(policy, spec=bind(policy.spec, layer, shape, dictionary))
 
     def _at(self, layer: int, stream: StreamId, before: Policy | None) -> StreamPolicy:
@@ -118,25 +116,25 @@ def _fill(policies: list[StreamPolicy | None]) -> list[StreamPolicy]:
 
 
 def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet | None) -> CodecSpec:
-    """A spec over the dictionary of a stream, where it takes one and is bound to none yet. Raises SpecError."""
-    check_logged(spec, f"layer {layer}: {stream.name}")
-    if spec.sparse is None or (spec.sparse.size and dictionary is None):
+    """A spec over what a set has for a stream, where it takes that and is bound to none yet. Raises SpecError."""
+    if not spec.is_trained or (spec.basis and dictionary is None):
         return spec
     where = f"layer {layer}, stream {stream.name}: {spec}"
+    what, whose = ("dictionary", "dictionary's atoms") if spec.sparse else ("product codes", "product codes")
     if dictionary is None:
-        raise SpecError(f"{where} needs a dictionary: pass dictionary= (--dictionary)")
-    own = dictionary.find(layer, stream.id)
+        raise SpecError(f"{where} needs {'a ' if spec.sparse else ''}{what}: pass dictionary= (--dictionary)")
+    own = dictionary.find_for(spec, layer, stream.id)
     if own is None:
-        raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no dictionary for it")
+        raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no {what} for it")
     if own.dim != stream.dim:
-        raise SpecError(f"{where}: {stream.dim} channels, its dictionary's atoms have {own.dim}")
+        raise SpecError(f"{where}: {stream.dim} channels, its {whose} have {own.dim}")
+    codes = dictionary.find_product(layer, stream.id)
+    if spec.product is not None and codes is not None:
+        try:
+            spec.product.check_budget(codes.budget)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
     return spec.bound_to(own.size, dictionary.hash)
-
-
-def check_logged(spec: CodecSpec, where: str) -> None:
-    """Raises SpecError, which begins with `where`, for a codec that no log has."""
-    if spec.product is not None:
-        raise SpecError(f"{where} = {str(spec)!r}: no log takes product codes yet")
 
 
 def ask(spec: str | Path | Coding | None, asked: Mapping[str, Any], where: str) -> Coding:

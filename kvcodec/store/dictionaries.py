@@ -1,27 +1,30 @@
-"""Dictionary sets of a log: DICTIONARY records, found by hash, and codecs that take them (formats/dictionary.md)."""
+"""Sets of a log: dictionaries and what else was trained, found by hash, and codecs that take them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from kvcodec.codecs import Codec, codec_for
-from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
-from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.dictionary import Dictionary, DictionarySet
 from kvcodec.codecs.rows import RowCodec, row_codec_for
-from kvcodec.codecs.uses import Use, count_pairs, uses_from_bytes
+from kvcodec.codecs.uses import count_pairs
 from kvcodec.errors import CorruptRecord, MissingDictionary, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import DICTIONARY_USE, DtypeId, Kind, Transform
-from kvcodec.log.frame import Record, new_record
+from kvcodec.layout import DtypeId
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
-from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
+from kvcodec.sparse_spec import MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
-from kvcodec.store.growths import WHOLE, Growth, Missing, count_missing, parent_is_good, record_bytes
+from kvcodec.store.codebooks import join_set, load_codebooks, split_records
+from kvcodec.store.growths import WHOLE, Growth, Missing, count_missing, record_bytes
 from kvcodec.store.model import Stream
+from kvcodec.store.set_records import check_alike, check_header, head_bytes, number_of, parent_of, read_head
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.codec import Trained
 
 
 class Dictionaries:
@@ -35,6 +38,7 @@ class Dictionaries:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._forms: dict[bytes, dict[bytes, list[Located]]] = {}  # by hash, by the parent's: their records
+        self._firsts: dict[tuple[bytes, bytes, int, int], np.void] = {}  # headers that others are compared with
         self._sets: dict[bytes, DictionarySet] = {}
         self.pursuit: Pursuit | None = None
         self._depths: dict[bytes, int] = {}  # of loaded sets: how often they grew
@@ -48,42 +52,20 @@ class Dictionaries:
         self._sets[own.hash], self._depths[own.hash] = own, self.depth(parent.hash) + 1
 
     def enter(self, one: Located) -> None:
-        """Know a DICTIONARY record of the log. Raises CorruptRecord, UnsupportedVersion."""
-        h, at = one.header, self._log.device.file_offset(one.place.block, one.place.offset)
-        atoms, first, count = (int(h[name]) for name in ("atoms", "first_atom", "chunk"))
-        if int(h["transform"]) not in list(Transform):
-            raise UnsupportedVersion(f"at byte {at}: DICTIONARY record with an unknown transform")
-        good = (
-            int(h["sequence"]) == 0
-            and 1 <= atoms <= MAX_DICTIONARY
-            and 1 <= count <= atoms - first
-            and int(h["matrix"]) < int(h["matrices"])
-            and 1 <= int(h["head_dim"]) <= MAX_DIM
-            and int(h["uses"]) >= 1
-            and int(h["mean"]) <= 1
-            and (int(h["transform"]) == Transform.PRE_ROPE) == (int(h["pairs"]) > 0)
-            and 2 * int(h["pairs"]) <= int(h["head_dim"])
-            and h["basis_hash"].tobytes() != WHOLE
-            and parent_is_good(h)
-        )
-        if not good or int(h["body_bytes"]) != count * int(h["head_dim"]) + (0 if first else _head_bytes(h)):
-            raise CorruptRecord(at, "fields of a DICTIONARY record")
-        basis, parent = h["basis_hash"].tobytes(), h["parent_hash"].tobytes()
-        records = self._forms.get(basis, {}).get(parent, [])
-        for other in records[:1]:
-            self._check_alike(at, h, other.header, ("matrices", "grown"))
-        for other in [other for other in records if other.header["matrix"] == h["matrix"]][:1]:
-            self._check_alike(at, h, other.header, ("atoms", "head_dim", "uses", "transform", "mean", "pairs"))
-        self._forms.setdefault(basis, {}).setdefault(parent, records).append(one)
-
-    @staticmethod
-    def _check_alike(at: int, header: np.void, other: np.void, fields: tuple[str, ...]) -> None:
-        if any(int(header[name]) != int(other[name]) for name in fields):
-            raise CorruptRecord(at, "a DICTIONARY record that contradicts another one of its set")
+        """Know a DICTIONARY or CODEBOOK record of the log. Raises CorruptRecord, UnsupportedVersion."""
+        header, at = one.header, self._log.device.file_offset(one.place.block, one.place.offset)
+        check_header(header, at)
+        basis, parent = header["basis_hash"].tobytes(), parent_of(header)
+        keys = (basis, parent, 0, 0), (basis, parent, *number_of(header))  # of its form, and of its own kind and number
+        for key in keys:
+            check_alike(header, self._firsts.get(key, header), at)
+        for key in keys:
+            self._firsts.setdefault(key, header)
+        self._forms.setdefault(basis, {}).setdefault(parent, []).append(one)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the log's DICTIONARY records."""
+        """Bytes of the log's DICTIONARY and CODEBOOK records."""
         return record_bytes(self._records())
 
     @property
@@ -188,7 +170,8 @@ class Dictionaries:
         if depth > MAX_GROWTHS:
             raise CorruptRecord(at, f"dictionary set {basis.hex()} grew over {MAX_GROWTHS} times")
         by_matrix: dict[int, dict[int, Located]] = {}
-        for one in records:
+        atoms, codebooks = split_records(records)
+        for one in atoms:
             by_matrix.setdefault(int(one.header["matrix"]), {})[int(one.header["first_atom"])] = one
         try:
             if before is None:
@@ -197,7 +180,7 @@ class Dictionaries:
                 own = [self._grow_matrix(one, by_matrix.get(n, {})) for n, one in enumerate(before.dictionaries)]
             if len(own) != int(first.header["matrices"]):
                 raise SpecError(f"{len(own)} dictionaries, want {int(first.header['matrices'])}")
-            found = DictionarySet(tuple(own))
+            found = join_set(own, load_codebooks(self._log, codebooks))
         except (ShapeError, SpecError, UnsupportedVersion, KeyError) as error:  # KeyError: chunks of different splits
             raise CorruptRecord(at, f"DICTIONARY record: {error}") from None
         if found.hash != basis:
@@ -207,8 +190,8 @@ class Dictionaries:
 
     def _load_matrix(self, chunks: dict[int, Located]) -> Dictionary:
         header, body = self._log.load(chunks[0].place)
-        dim, parts = int(header["head_dim"]), [body[_head_bytes(header) :]]
-        uses, mean, rotation = _read_head(header, body)
+        dim, parts = int(header["head_dim"]), [body[head_bytes(header) :]]
+        uses, mean, rotation = read_head(header, body)
         parts += self._load_atoms(chunks, int(header["chunk"]), int(header["atoms"]))
         atoms = np.concatenate(parts).view(np.int8).reshape(-1, dim)
         return Dictionary(atoms, uses, mean, rotation)
@@ -233,38 +216,6 @@ class Dictionaries:
             there += int(chunks[there].header["chunk"])
 
 
-def _head_bytes(header: np.void) -> int:
-    uses = int(header["uses"]) * DICTIONARY_USE.itemsize
-    return uses + (4 * int(header["head_dim"]) if int(header["mean"]) else 0) + 8 * int(header["pairs"])
-
-
-def _read_head(header: np.void, body: Bytes) -> tuple[tuple[Use, ...], np.ndarray, Rotation | None]:
-    size = int(header["uses"]) * DICTIONARY_USE.itemsize
-    end = _head_bytes(header)
-    steps = body[end - 8 * int(header["pairs"]) : end].copy().view("<u8")
-    mean = body[size : end - steps.nbytes].copy().view("<f4").astype(np.float32)
-    return uses_from_bytes(body[:size]), mean, Rotation(steps) if len(steps) else None
-
-
-def dictionary_records(own: DictionarySet, limit: int, parent: DictionarySet | None = None) -> Iterator[Record]:
-    """DICTIONARY records of a set, of at most about `limit` bytes each; with a parent, of what it has grown by."""
-    before = parent.dictionaries if parent is not None else ()
-    sizes = [one.size for one in before] or [0] * len(own.dictionaries)
-    grown = sum(one.size > size for one, size in zip(own.dictionaries, sizes, strict=True)) if before else 0
-    for number, (one, there) in enumerate(zip(own.dictionaries, sizes, strict=True)):
-        chunk = max(1, (limit - len(one.head())) // one.dim)
-        for first in range(there, one.size, chunk):
-            atoms = one.atoms[first : first + chunk]
-            head = b"" if first else one.head()
-            yield new_record(
-                Kind.DICTIONARY, head + atoms.tobytes(), basis_hash=np.void(own.hash),
-                parent_hash=np.void(WHOLE if parent is None else parent.hash), atoms=one.size, first_atom=first,
-                chunk=len(atoms), matrix=number, matrices=len(own.dictionaries), head_dim=one.dim,
-                uses=len(one.uses), transform=one.transform, mean=one.has_mean, pairs=count_pairs(one.rotation),
-                grown=grown,
-            )  # fmt: skip
-
-
 class StreamCodecs(NamedTuple):
     """What the rows of one stream of a layer are coded with."""
 
@@ -275,22 +226,28 @@ class StreamCodecs(NamedTuple):
 
     def codec(self, spec: CodecSpec) -> Codec:
         """The codec of records. Raises MissingDictionary."""
-        return codec_for(spec, self.stream.id, self.dictionary(spec))
+        return codec_for(spec, self.stream.id, self.trained(spec))
 
     def rows(self, spec: CodecSpec) -> RowCodec:
         """The codec of rows one by one. Raises SpecError, MissingDictionary."""
-        return row_codec_for(spec, self.stream.id, self.dictionary(spec))
+        return row_codec_for(spec, self.stream.id, self.trained(spec))
 
     def dictionary(self, spec: CodecSpec) -> Dictionary | None:
-        if spec.sparse is None:
+        """The dictionary over which attention reads vectors. Raises SpecError for what it does not read yet."""
+        if spec.product is not None:
+            raise SpecError(f"{self.stream.name}: attention does not read product codes yet; decode them")
+        return cast("Dictionary | None", self.trained(spec))
+
+    def trained(self, spec: CodecSpec) -> Trained | None:
+        """What vectors are coded by, None for a spec that takes nothing. Raises MissingDictionary, CorruptRecord."""
+        if not spec.is_trained:
             return None
-        found = self.dictionaries.find(spec.sparse.basis).find(self.layer, self.stream.id)
+        found = self.dictionaries.find(spec.basis).find_for(spec, self.layer, self.stream.id)
+        what, parts = ("dictionary", "atoms") if spec.sparse else ("product codes", "groups")
         if found is None:
-            basis, where = spec.sparse.basis, f"layer {self.layer}, stream {self.stream.name}"
-            raise MissingDictionary(basis, f"dictionary set {basis.hex()} has none for {where}")
-        if (found.size, found.dim) != (spec.sparse.size, self.stream.dim):
-            shape = f"{found.size} atoms of {found.dim} channels"
-            raise CorruptRecord(
-                0, f"{spec.sparse.size} atoms of {self.stream.dim} channels, its dictionary has {shape}"
-            )
+            where = f"layer {self.layer}, stream {self.stream.name}"
+            raise MissingDictionary(spec.basis, f"dictionary set {spec.basis.hex()} has no {what} for {where}")
+        if (found.size, found.dim) != (spec.size, self.stream.dim):
+            shape = f"{found.size} {parts} of {found.dim} channels"
+            raise CorruptRecord(0, f"{spec.size} {parts} of {self.stream.dim} channels, the {what} of its set: {shape}")
         return found

@@ -17,8 +17,9 @@ from kvcodec.errors import CorruptRecord, MissingDictionary, NoSpace
 from kvcodec.layout import Transform
 from kvcodec.log.frame import Record
 from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS
-from kvcodec.store.dictionaries import Dictionaries, dictionary_records
+from kvcodec.store.dictionaries import Dictionaries
 from kvcodec.store.growths import Seen
+from kvcodec.store.set_records import dictionary_records
 
 VECTORS = 16  # of a sample for each atom to learn
 _PATIENCE = 8  # the most that the bad vectors before another attempt double to: 2 ** 8 samples

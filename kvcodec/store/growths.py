@@ -13,6 +13,7 @@ from kvcodec.layout import DtypeId, StreamId
 from kvcodec.log.located import Located
 from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY
 from kvcodec.spec import CodecSpec
+from kvcodec.store.codebooks import count_missing_codebooks, split_records
 from kvcodec.store.policy import Policy
 from kvcodec.store.window import Rows
 
@@ -46,7 +47,7 @@ class Missing(NamedTuple):
 
 def check_room(policy: Policy, atoms: int, find: Callable[[bytes], DictionarySet]) -> None:
     """Raises SpecError where dictionaries are to grow by `atoms` atoms, and a policy has none that can."""
-    sizes, turned = [], 0
+    sizes, turned, products = [], 0, any(rule.policy.spec.product for rule in policy.rules)
     for rule in policy.rules if atoms else ():
         codes = rule.policy.spec.sparse
         if codes is not None:
@@ -56,6 +57,8 @@ def check_room(policy: Policy, atoms: int, find: Callable[[bytes], DictionarySet
             turned += len(used) - len(plain)
     if atoms and not sizes and turned:
         raise SpecError(f"grow is {atoms}, and dictionaries of keys from before their rotary embedding do not grow")
+    if atoms and not sizes and products:
+        raise SpecError(f"grow is {atoms}, and product codes do not grow: no stream is coded over a dictionary")
     if atoms and not sizes:
         raise SpecError(f"grow is {atoms}, and no stream is coded over a dictionary")
     if atoms and min(sizes) + atoms > MAX_DICTIONARY:
@@ -67,20 +70,27 @@ def parent_is_good(header: np.void) -> bool:
     parent, grown, first = header["parent_hash"].tobytes(), int(header["grown"]), int(header["first_atom"])
     if parent == WHOLE:
         return grown == 0
-    return parent != header["basis_hash"].tobytes() and first > 0 and 1 <= grown <= int(header["matrices"])
+    known = parent != header["basis_hash"].tobytes() and not int(header["codebooks"])
+    return known and first > 0 and 1 <= grown <= int(header["matrices"])
 
 
 def count_missing(records: Sequence[Located]) -> str:
     """What is missing of the records of one form of a set; empty if nothing is."""
+    atoms, codebooks = split_records(records)
+    matrices, books = (int(records[0].header[name]) for name in ("matrices", "codebooks"))
+    grown = int(atoms[0].header["grown"]) if atoms else 0
+    return _count_dictionaries(atoms, grown, matrices) or count_missing_codebooks(codebooks, books)
+
+
+def _count_dictionaries(records: Sequence[Located], grown: int, matrices: int) -> str:
     ends: dict[int, int] = {}
     chunks = {(int(one.header["matrix"]), int(one.header["first_atom"])): one.header for one in records}
-    grown = int(records[0].header["grown"])
     for (matrix, first), header in sorted(chunks.items()):
         if first == ends.get(matrix, first if grown else 0):
             ends[matrix] = first + int(header["chunk"])
     sizes = {int(one.header["matrix"]): int(one.header["atoms"]) for one in records}
     whole = sum(ends.get(n) == size for n, size in sizes.items())
-    count, which = (grown, "grown ") if grown else (int(records[0].header["matrices"]), "")
+    count, which = (grown, "grown ") if grown else (matrices, "")
     return "" if whole == count else f"the log holds {whole} of its {count} {which}dictionaries"
 
 

@@ -11,20 +11,25 @@ from kvcodec.codecs.sections import HeadSections
 from kvcodec.codecs.sizes import head_sections
 from kvcodec.errors import SpecError
 from kvcodec.layout import Axis, CodecId, GroupFlag
+from kvcodec.product_spec import ProductSpec
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Stream
 
 _SPARSE = ("atoms", "coefficient_bits", "low_atoms", "error_bound", "dictionary_atoms")
+_FLAGS: dict[int, GroupFlag] = {  # of codecs that take what was trained
+    CodecId.DICTIONARY: GroupFlag.SETS | GroupFlag.BOUNDED,
+    CodecId.PRODUCT: GroupFlag.NONE,
+}
 
 
 def sparse_fields(spec: CodecSpec) -> dict[str, Any]:
-    """Fields of codes over a dictionary; none for other codecs."""
-    codes = spec.sparse
-    if codes is None:
+    """Fields of vectors coded by what was trained; none for other codecs."""
+    if not spec.is_trained:
         return {}
-    numbers = codes.atoms, codes.bits, codes.low, codes.error, codes.size
-    return {"basis_hash": np.void(codes.basis), **dict(zip(_SPARSE, numbers, strict=True))}
+    own = spec.sparse
+    codes = (own.atoms, own.bits, own.low, own.error) if own else (0, 0, 0, 0)
+    return {"basis_hash": np.void(spec.basis), **dict(zip(_SPARSE, (*codes, spec.size), strict=True))}
 
 
 def read_spec(header: np.void, axis: int | None = None) -> CodecSpec:
@@ -34,7 +39,7 @@ def read_spec(header: np.void, axis: int | None = None) -> CodecSpec:
 
 
 def _read_sparse(header: np.void) -> tuple[Any, ...]:
-    """The fields of codes over a dictionary; none if all of them are zero, or the header has none."""
+    """The fields of what was trained; none if all of them are zero, or the header has none."""
     if "basis_hash" not in (header.dtype.names or ()):
         return ()
     numbers, basis = tuple(int(header[f]) for f in _SPARSE), header["basis_hash"].tobytes()
@@ -43,16 +48,19 @@ def _read_sparse(header: np.void) -> tuple[Any, ...]:
 
 @functools.lru_cache(1024)
 def _spec(codec: int, axis: int, group: int, flags: int, sparse: tuple[Any, ...]) -> CodecSpec:
-    dictionary = codec == CodecId.DICTIONARY
-    if flags & ~int(GroupFlag.SETS | GroupFlag.BOUNDED if dictionary else GroupFlag.SYMMETRIC):
+    if flags & ~int(_FLAGS.get(codec, GroupFlag.SYMMETRIC)):
         raise SpecError("an unknown flag is set")
-    if not dictionary:
+    if codec not in _FLAGS:
         if sparse:
             raise SpecError("fields of codes over a dictionary are set")
         return CodecSpec(CodecId(codec), Axis(axis), group, bool(flags & GroupFlag.SYMMETRIC))
     if not sparse or not sparse[-2] or not any(sparse[-1]):
         raise SpecError("codes over no dictionary")
     atoms, bits, low, error, size, basis = sparse
+    if codec == CodecId.PRODUCT:
+        if any((atoms, bits, low, error)):
+            raise SpecError("fields of codes over a dictionary are set")
+        return CodecSpec(CodecId.PRODUCT, Axis(axis), group, product=ProductSpec(0.0, size, basis))
     sets, bounded = bool(flags & GroupFlag.SETS), bool(flags & GroupFlag.BOUNDED)
     codes = SparseCodes(atoms, bits, sets, low, error, size, basis, bounded)
     return CodecSpec(CodecId.DICTIONARY, Axis(axis), group, sparse=codes)

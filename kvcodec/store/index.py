@@ -146,7 +146,7 @@ class LogIndex:
             self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
         elif kind == Kind.SEQUENCE:
             self._enter_sequence(one)
-        elif kind == Kind.DICTIONARY:
+        elif kind in (Kind.DICTIONARY, Kind.CODEBOOK):
             self.dictionaries.enter(one)
         elif kind in KINDS:
             self.enter_rows(one)
@@ -299,8 +299,9 @@ class LogIndex:
             spec = read_spec(one.header, axis)
         except (SpecError, ValueError) as error:
             raise CorruptRecord(self._at(one), f"codec of a STEP record: {error}") from None
-        known = spec.sparse is None if int(one.header["kind"]) == Kind.STEP else spec.sparse and codes_rows(spec)
-        self._want(one, bool(known), f"{spec} in a STEP or ROWS record")
+        of_rows = int(one.header["kind"]) == Kind.ROWS
+        known = spec.is_trained == of_rows and (codes_rows(spec) or not of_rows)
+        self._want(one, known, f"{spec} in a STEP or ROWS record")
         return spec
 
 

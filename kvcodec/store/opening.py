@@ -18,7 +18,7 @@ from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
-from kvcodec.store.coding import Coding, ask, check_logged
+from kvcodec.store.coding import Coding, ask
 from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
 from kvcodec.store.store import Store
@@ -59,10 +59,10 @@ def open_store(
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
-    dictionary: a .kvdict file, or a set of dictionaries, for `dict` specs. The log takes it up, or with embed=False
-    only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or mp (integers alone), how the
-    writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound on the relative error of
-    every vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
+    dictionary: a .kvdict file, or a set of dictionaries and product codes, for `dict` and `pq` specs. The log takes it
+    up, or with embed=False only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or mp
+    (integers alone), how the writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound on
+    the relative error of every vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
     grow: atoms that dictionaries learn, up to `growths` times, from vectors of this session that they code badly; they
     go into the log as sets that grew out of others, between two appends. Writers go on over the newest such set.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
@@ -79,7 +79,6 @@ def open_store(
     asked = {"k": k, "v": v, "c": c, "kr": kr, "residual": residual, "sinks": sinks, "max_error": max_error}
     coding = ask(spec, asked, "open")
     journal = CodecSpec.parse(journal)
-    check_logged(journal, "open: journal")
     pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
     _check_options(mode, model, durability, journal, threads)
@@ -116,18 +115,7 @@ def open_store(
 
 
 def load_dictionary(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
-    """The dictionaries of a set, or of that of a .kvdict file, as a log takes them up: without its product codes.
-
-    Raises FormatError; SpecError for a set that has no dictionary.
-    """
-    own = load_trained(dictionary)
-    if own.products and not own.dictionaries:
-        raise SpecError(f"set {own.hash.hex()} has product codes alone: no log takes product codes yet")
-    return own.without_products()
-
-
-def load_trained(dictionary: str | os.PathLike[str] | DictionarySet) -> DictionarySet:
-    """A set with all that it has, or that of a .kvdict file. Raises FormatError."""
+    """A set, or that of a .kvdict file. Raises FormatError."""
     if isinstance(dictionary, DictionarySet):
         return dictionary
     from kvcodec.dictionary.artefact import read_dictionary  # most logs need none
@@ -152,6 +140,8 @@ def _check_options(mode: str, model: Model | None, durability: str, journal: Cod
     if journal.codec != CodecId.RAW:
         if durability != "step":
             raise SpecError(f"journal {journal} needs durability='step'")
+        if journal.is_trained:
+            raise SpecError(f"journal {journal}: want raw, or integers with one scale a token, such as int8/token/g64")
         GroupedRows(journal, StreamId.V)
     if threads < 1:
         raise SpecError(f"threads is {threads}, want 1 or more")

@@ -57,7 +57,7 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     if coded.step is not None:
         named += [coded.step.codec, coded.step.group, coded.step.flags]
         fields += ["codec", "group", "flags"]
-    other = coded.step is not None and coded.step.sparse is not None and read_spec(header, Axis.TOKEN) != coded.step
+    other = coded.step is not None and coded.step.is_trained and read_spec(header, Axis.TOKEN) != coded.step
     if [int(header[f]) for f in fields] != named or other:
         raise CorruptRecord(at, "another record than the index names")
     return header, body[part.body_offset :], at + int(header["header_bytes"]) + part.body_offset

@@ -179,7 +179,7 @@ def _runs(spans: Sequence[OpenSpan], limit: int) -> list[list[OpenSpan]]:
 def _step_record(sequence: int, spans: Sequence[OpenSpan], first_head: int) -> Record:
     heads, spec = spans[0].rows.shape[1], spans[0].spec
     record = new_record(
-        Kind.ROWS if spec.sparse else Kind.STEP,
+        Kind.ROWS if spec.is_trained else Kind.STEP,
         b"".join(np.ascontiguousarray(span.rows).tobytes() for span in spans),
         sequence=sequence,
         codec=spec.codec,

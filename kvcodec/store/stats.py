@@ -53,7 +53,8 @@ class Stats:
 
     raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
     framed: with frame and record headers; programmed: with padding and block headers; spare: out-of-band, apart.
-    dictionary: records of dictionaries, which are framed and programmed too; dictionaries: hashes of their sets;
+    dictionary: records of dictionaries and codebooks, which are framed and programmed too; dictionaries: hashes of
+    their sets;
     growths: how many of these grew out of others; grown: their records.
     """
 

@@ -31,7 +31,6 @@ from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.writer import LogWriter
 from kvcodec.store.coding import Coding
-from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.growths import check_room
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
@@ -40,6 +39,7 @@ from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
 from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
+from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
 
 if TYPE_CHECKING:
@@ -112,16 +112,16 @@ class Store:
     ) -> None:
         """Become the writer: for which model, and how sequences begun from now on are coded.
 
-        dictionary: the set that `dict` specs are bound to; with embed the log takes it up unless it holds it. grow,
-        growths: by how many atoms dictionaries grow, and how often at most.
+        dictionary: the set that `dict` and `pq` specs are bound to; with embed the log takes it up unless it holds it.
+        grow, growths: by how many atoms dictionaries grow, and how often at most.
         What can be refused is refused before the log is touched.
         """
         self.check_model(model)
         own = model or self.model
         policy = coding.policy(own, self.index.default, dictionary)
         for rule in policy.rules:
-            if rule.policy.spec.sparse is not None:
-                self.index.dictionaries.find(rule.policy.spec.sparse.basis)
+            if rule.policy.spec.basis:
+                self.index.dictionaries.find(rule.policy.spec.basis)
         check_room(policy, grow, self.index.dictionaries.find)
         self._writer = LogWriter(self.device, self.log)
         if grow:
@@ -130,7 +130,7 @@ class Store:
             self.growing = Growing(self.index.dictionaries, grow, growths, self.map)
         records = [] if self.index.models else [own.record()]
         if dictionary is not None and embed and not self.index.dictionaries.is_sound(dictionary.hash):
-            records += dictionary_records(dictionary, self.step_limit)
+            records += set_records(dictionary, self.step_limit)
         if policy != self.index.default:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
         if records:

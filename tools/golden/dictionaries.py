@@ -16,10 +16,10 @@ from kvcodec.codecs.rotation import Rotation
 from kvcodec.layout import ALIGNMENT, DtypeId, StreamId
 from kvcodec.log.frame import Record
 from kvcodec.store.coding import Coding, Wish
-from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.model import Model, Stream
 from kvcodec.store.policy import SequenceInfo
 from kvcodec.store.records import OpenSpan, group_records, step_records
+from kvcodec.store.set_records import dictionary_records
 from tools.golden.fixed import noise
 from tools.golden.forge import Forge, Forgeries
 from tools.golden.forged import forged_model, with_body

@@ -132,7 +132,7 @@ def bad_kind(name: str, shows: str, kind: int, error: str, *, frozen: bool = Tru
         forge.frame(forge.seal(record, kind=kind), forge.seal(forged_step(0)))
 
 
-bad_kind("kind-unknown", "a mandatory kind that this version does not know", 8, "UnsupportedVersion")
+bad_kind("kind-unknown", "a mandatory kind that this version does not know", 0x7F, "UnsupportedVersion")
 bad_kind("kind-erased", "a kind of 0xFF", 0xFF, "UnsupportedVersion", frozen=False)
 bad_kind("kind-skipped", "an unknown kind that a reader may skip", 0x87, "")
 

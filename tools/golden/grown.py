@@ -14,8 +14,8 @@ from kvcodec.codecs.dictionary import DictionarySet, quantize_atoms
 from kvcodec.layout import StreamId
 from kvcodec.log.frame import Record
 from kvcodec.sparse_spec import MAX_GROWTHS
-from kvcodec.store.dictionaries import dictionary_records
 from kvcodec.store.model import Model
+from kvcodec.store.set_records import dictionary_records
 from tools.golden.case import DEVICE
 from tools.golden.dictionaries import begin, forged_group, forged_set, make_set
 from tools.golden.fixed import noise

@@ -1,0 +1,106 @@
+"""CODEBOOK records: what was trained for streams and is no dictionary, as bytes (formats/record.md).
+
+A new form is one more in `codebooks_of`, `_read` and `join_set`; records and what is checked of them stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcodec.codecs.dictionary import Dictionary, DictionarySet
+from kvcodec.errors import CorruptRecord, ShapeError, SpecError, UnsupportedVersion
+from kvcodec.flash.image import Bytes
+from kvcodec.layout import CodebookForm, Kind
+from kvcodec.log.frame import Record, new_record
+from kvcodec.log.located import Located
+from kvcodec.log.reader import Log
+from kvcodec.sparse_spec import HASH_BYTES
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.product import Product
+
+
+def codebooks_of(own: DictionarySet) -> list[tuple[CodebookForm, bytes]]:
+    """Form and bytes of each codebook of a set, in the order in which its hash takes them."""
+    return [(CodebookForm.PRODUCT, one.to_bytes()) for one in own.products]
+
+
+def join_set(dictionaries: Sequence[Dictionary], codebooks: Sequence[Product]) -> DictionarySet:
+    """The inverse, of what `load_codebooks` gave. Raises SpecError."""
+    return DictionarySet(tuple(dictionaries), tuple(codebooks))
+
+
+def _read(form: CodebookForm, data: Bytes) -> Product:
+    """Raises ShapeError, SpecError, UnsupportedVersion for bytes that are none of that form."""
+    from kvcodec.codecs.product_bytes import product_from_bytes  # most logs have none
+
+    return {CodebookForm.PRODUCT: product_from_bytes}[form](data)
+
+
+def codebook_records(own: DictionarySet, limit: int) -> Iterator[Record]:
+    """CODEBOOK records of a set, of at most `limit` bytes each."""
+    codebooks = codebooks_of(own)
+    for number, (form, data) in enumerate(codebooks):
+        for first in range(0, len(data), limit):
+            yield new_record(
+                Kind.CODEBOOK, data[first : first + limit], basis_hash=np.void(own.hash), form=form, codebook=number,
+                codebooks=len(codebooks), matrices=len(own.dictionaries), first_byte=first, all_bytes=len(data),
+            )  # fmt: skip
+
+
+def split_records(records: Sequence[Located]) -> tuple[list[Located], list[Located]]:
+    """DICTIONARY records, and CODEBOOK records."""
+    kinds = [int(one.header["kind"]) for one in records]
+    both = (Kind.DICTIONARY, Kind.CODEBOOK)
+    of = [[one for one, kind in zip(records, kinds, strict=True) if kind == wanted] for wanted in both]
+    return of[0], of[1]
+
+
+def check_codebook(header: np.void, at: int) -> None:
+    """Raises CorruptRecord, UnsupportedVersion for fields of a CODEBOOK record at byte `at` that no writer writes."""
+    if int(header["form"]) not in list(CodebookForm):
+        raise UnsupportedVersion(f"at byte {at}: CODEBOOK record of form {int(header['form'])}")
+    good = (
+        int(header["sequence"]) == 0
+        and int(header["codebook"]) < int(header["codebooks"])
+        and 1 <= int(header["body_bytes"]) <= int(header["all_bytes"]) - int(header["first_byte"])
+        and header["basis_hash"].tobytes() != bytes(HASH_BYTES)
+    )
+    if not good:
+        raise CorruptRecord(at, "fields of a CODEBOOK record")
+
+
+def count_missing_codebooks(records: Sequence[Located], count: int) -> str:
+    """What is missing of the records of `count` codebooks; empty if nothing is."""
+    ends: dict[int, int] = {}
+    chunks = {(int(one.header["codebook"]), int(one.header["first_byte"])): one.header for one in records}
+    for (number, first), header in sorted(chunks.items()):
+        if first == ends.get(number, 0):
+            ends[number] = first + int(header["body_bytes"])
+    sizes = {int(one.header["codebook"]): int(one.header["all_bytes"]) for one in records}
+    whole = sum(ends.get(n) == size for n, size in sizes.items())
+    return "" if whole == count else f"the log holds {whole} of its {count} codebooks"
+
+
+def load_codebooks(log: Log, records: Sequence[Located]) -> list[Product]:
+    """The codebooks of records that are all there. Raises CorruptRecord, KeyError for chunks of different splits."""
+    chunks: dict[int, dict[int, Located]] = {}
+    for one in records:
+        chunks.setdefault(int(one.header["codebook"]), {})[int(one.header["first_byte"])] = one
+    return [_load(log, own) for _, own in sorted(chunks.items())]
+
+
+def _load(log: Log, chunks: dict[int, Located]) -> Product:
+    place, header = chunks[0].place, chunks[0].header
+    parts: list[Bytes] = []
+    there = 0
+    while there < int(header["all_bytes"]):
+        parts.append(log.load(chunks[there].place)[1])
+        there += len(parts[-1])
+    try:
+        return _read(CodebookForm(int(header["form"])), np.concatenate(parts))
+    except (ShapeError, SpecError, UnsupportedVersion) as error:
+        raise CorruptRecord(log.device.file_offset(place.block, place.offset), f"CODEBOOK record: {error}") from None
