@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tests import attention_whole
+from tests.attention_product_twin import Books, Coded, lay_product_head
 from tests.attention_twin import PART_BITS, quantize_mean, quantize_queries
 from tests.attention_whole import MOST, Atoms, Piece, Query, Record, Sparse, lay_head, lay_sparse_head, pack_other
 from tests.rebuilt_twin import Other
@@ -26,6 +27,7 @@ class Kind(NamedTuple):
 
     terms: above 0 are codes over a dictionary of `atoms` atoms, whose vectors have a mean or none. turning: pairs of
     channels that are turned by their positions. mixed: some rows are kept otherwise, raw ones of float16 with `half`.
+    groups: above 0 are product codes, of `components`, at least as many.
     """
 
     bits: int
@@ -41,6 +43,8 @@ class Kind(NamedTuple):
     low: int = 0
     turning: int = 0
     mixed: bool = False
+    groups: int = 0
+    components: int = 0
 
 
 def coded_kind(bits, by_channel, group, symmetric, style=NORMAL):
@@ -104,13 +108,18 @@ def make_dictionary(rng, kind, dim):
     if kind.style == EXTREME:
         atoms[:, :dim] = rng.choice([-128, 127], (kind.atoms, dim)) * np.sign(rng.standard_normal(dim)).astype(int)
         atoms = atoms.clip(-128, 127)
-    steps = [*rng.integers(0, 2**64, kind.turning // 2, np.uint64), *rng.integers(0, 2**58, kind.turning, np.uint64)]
-    steps = tuple(int(step) for step in steps[: kind.turning])
+    steps = draw_steps(rng, kind)
     if not kind.mean:
         return Atoms(atoms, steps=steps), None
     mean = (rng.standard_normal(dim) * 2.0 ** rng.integers(-20, 3)).astype(np.float32)
     numbers, power = quantize_mean(mean.tolist())
     return Atoms(atoms, np.array(numbers + [0] * (-dim % 16)), power, steps), mean
+
+
+def draw_steps(rng, kind):
+    """By which pairs turn: some anyhow, some slowly."""
+    steps = [*rng.integers(0, 2**64, kind.turning // 2, np.uint64), *rng.integers(0, 2**58, kind.turning, np.uint64)]
+    return tuple(int(step) for step in steps[: kind.turning])
 
 
 def make_sparse_record(rng, kind, tokens, dim, dictionaries):
@@ -135,6 +144,47 @@ def make_sparse_record(rng, kind, tokens, dim, dictionaries):
     return Sparse(kind.bits, codes, indices, scales, dictionaries[key][0], kind.sets, kind.low, others)
 
 
+def make_product(rng, kind, dim):
+    """(product codes as twins have them, what else kvcodec takes: gains, shapes and a mean)."""
+    basis, most = np.zeros((kind.components, pad(dim, 16)), np.int64), 32767
+    basis[:, :dim] = rng.integers(-most, most + 1, (kind.components, dim))
+    books = rng.integers(-128, 128, (kind.components, 256))
+    if kind.style == EXTREME:
+        basis[:, :dim], books = rng.choice([-most, most], (kind.components, dim)), rng.choice([-128, 127], books.shape)
+    inner = rng.choice(np.arange(1, kind.components), kind.groups - 1, replace=False)
+    ends = (*sorted(inner.tolist()), kind.components)
+    low, high = {NORMAL: (-3, 5), SUBNORMAL: (-110, -98), EXTREME: (-120, 70)}[kind.style]
+    levels = np.unique((2.0 ** np.linspace(low, high, 400)).astype(ml_dtypes.bfloat16).astype(np.float32))[-255:]
+    gains = np.concatenate([[np.float32(0)], levels]).astype(ml_dtypes.bfloat16)
+    shapes = (2.0 ** rng.uniform(-24, -18, 16)).astype(ml_dtypes.bfloat16)
+    exact = np.multiply.outer(gains.astype(np.float64), shapes.astype(np.float64)).astype(ml_dtypes.bfloat16)
+    scales, levels = (np.where(t < 0x80, 0, t) for t in (exact.view(np.uint16), gains.view(np.uint16)))
+    mean = (rng.standard_normal(dim) * 0.1 * kind.mean).astype(np.float32)
+    numbers, power = quantize_mean(mean.tolist()) if kind.mean else ([], 0)
+    whole = np.array(numbers + [0] * (-dim % 16)) if kind.mean else None
+    own = Books(
+        basis, books, ends, scales.astype(np.int64), levels.astype(np.int64), whole, power, draw_steps(rng, kind)
+    )
+    return own, (gains, shapes, mean)
+
+
+def make_product_record(rng, kind, tokens, dim, dictionaries):
+    """One head of a record of product codes."""
+    kind = kind._replace(turning=min(kind.turning, dim // 2))
+    key = kind.groups, kind.components, kind.style, dim, (kind.mean, kind.turning)
+    if key not in dictionaries:
+        dictionaries[key] = make_product(rng, kind, dim)
+    long = pad(tokens, 64)
+    codes, gains, shapes = np.zeros((long, kind.groups), np.int64), np.zeros(long, np.int64), np.zeros(long, np.int64)
+    codes[:tokens] = rng.integers(0, 256, (tokens, kind.groups)) if rng.random() < 0.8 else 255
+    gains[:tokens] = np.where(rng.random(tokens) < 0.1, 0, rng.integers(0, 256, tokens))
+    shapes[:tokens] = rng.integers(0, 16, tokens)
+    others = {}
+    for t in np.flatnonzero(rng.random(tokens) < 0.4).tolist() if kind.mixed else ():
+        others[t], codes[t], gains[t] = make_other(rng, kind, dim), 0, 0
+    return Coded(codes, gains, shapes, dictionaries[key][0], others)
+
+
 def make_other(rng, kind, dim):
     """A row kept otherwise, of any of the kinds."""
     if rng.random() < 0.5:
@@ -145,6 +195,8 @@ def make_other(rng, kind, dim):
 
 def make_record(rng, kind, tokens, dim, channel_lane, dictionaries):
     """One head of a record; what is padding is zero."""
+    if kind.groups:
+        return make_product_record(rng, kind, tokens, dim, dictionaries)
     if kind.terms:
         return make_sparse_record(rng, kind, tokens, dim, dictionaries)
     wide = pad(dim, 16)
@@ -181,6 +233,11 @@ def make_pieces(rng, kinds, sizes, dim, heads, channel_lane, dictionaries, begin
 
 def widen(record):
     """Numbers of a record's head, float64."""
+    if isinstance(record, Coded):
+        own, sides = record.dictionary, record.sides(slice(None))
+        scales, gains = ((np.array(n, np.uint32) << 16).view(np.float32).astype(np.float64) for n in sides)
+        rows = own.books[np.arange(len(own.books)), record.codes[:, own.group_of]] @ own.basis * scales[:, None]
+        return rows if own.mean is None else rows + gains[:, None] * np.ldexp(own.mean, own.power)
     if isinstance(record, Sparse):
         own = record.dictionary
         scales = (record.scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -304,21 +361,44 @@ def hold_at_an_edge(body, n):
     return array[begin : begin + len(body)]
 
 
+def lay_products(records, tokens, dim, dictionaries):
+    """`lay_sparse` of product codes."""
+    from kvcodec.attention.kept import find_others
+    from kvcodec.attention.strips import product_form
+    from kvcodec.attention.trained import header_of
+
+    mixed = [sorted(record.others.items()) for record in records]
+    half = any(row.half for rows in mixed for _, row in rows)
+    rebuilt = 1 + half if any(mixed) or records[0].dictionary.steps else 0
+    header = header_of(dictionaries[id(records[0].dictionary)], rebuilding=bool(rebuilt))
+    form = product_form(tokens, header, rebuilt)
+    body = b"".join(map(lay_product_head, records))
+    assert form.head_stride * len(records) == len(body)
+    if not any(mixed):
+        return body, form, None
+    kinds = np.zeros((len(records), tokens), np.uint8)
+    for head, rows in enumerate(mixed):
+        for t, row in rows:
+            kinds[head, t] = 1 if row.scales else 2
+    others = b"".join(pack_other(row) for rows in mixed for _, row in rows)
+    return body + others, form, find_others(kinds, len(body), dim)
+
+
 def lay_sparse(records, tokens, dim, dictionaries):
     """Bytes of the heads of a record over a dictionary, its form, and the table of rows kept otherwise, or None."""
-    from kvcodec.attention.dictionaries import atoms_of, rebuilt_atoms_of
     from kvcodec.attention.kept import find_others
     from kvcodec.attention.strips import sparse_form
+    from kvcodec.attention.trained import header_of
     from kvcodec.sparse_spec import SparseCodes
 
     own, one = dictionaries[id(records[0].dictionary)], records[0]
     codes = SparseCodes(one.codes.shape[1], one.bits, one.sets, one.low, size=own.size)
     mixed = [sorted(record.others.items()) for record in records]
     if not any(mixed) and own.rotation is None:
-        form = sparse_form(codes, tokens, atoms_of(own))
+        form = sparse_form(codes, tokens, header_of(own))
     else:
         half = any(row.half for rows in mixed for _, row in rows)
-        form = sparse_form(codes, tokens, rebuilt_atoms_of(own), 1 + half)
+        form = sparse_form(codes, tokens, header_of(own, rebuilding=True), 1 + half)
     body = b"".join(lay_sparse_head(record, tokens) for record in records)
     assert form.head_stride * len(records) == len(body)
     if not any(mixed):
@@ -332,20 +412,26 @@ def lay_sparse(records, tokens, dim, dictionaries):
 
 
 def make_dictionaries(problem):
-    """Dictionary of kvcodec for each of a problem's, by the identity of the twins' one."""
+    """Dictionary, or Product, of kvcodec for each of a problem's, by the identity of the twins' one."""
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.product import Analysis, Product
     from kvcodec.codecs.rotation import Rotation
     from kvcodec.layout import StreamId
 
-    return {
-        id(own): Dictionary(
-            own.atoms[:, :dim].astype(np.int8),
-            ((0, StreamId.K),),
-            np.zeros(0, np.float32) if mean is None else mean,
-            Rotation(np.array(own.steps, np.uint64)) if own.steps else None,
-        )
-        for (_, _, _, dim, _), (own, mean) in problem.dictionaries.items()
-    }
+    made: dict[int, Any] = {}
+    for (_, _, _, dim, _), (own, other) in problem.dictionaries.items():
+        rotation = Rotation(np.array(own.steps, np.uint64)) if own.steps else None
+        uses = ((0, StreamId.K),)
+        if isinstance(own, Books):
+            gains, shapes, mean = other
+            basis, books = own.basis[:, :dim].astype(np.int16), own.books.astype(np.int8)
+            none = Analysis(*(np.ones(0, np.float32) for _ in range(3)))
+            sides = gains.view(np.uint16), shapes.view(np.uint16)
+            made[id(own)] = Product(basis, books, list(own.ends), *sides, uses, mean, none, rotation)
+        else:
+            mean = np.zeros(0, np.float32) if other is None else other
+            made[id(own)] = Dictionary(own.atoms[:, :dim].astype(np.int8), uses, mean, rotation)
+    return made
 
 
 def lay(pieces, use, forms, kept, hold_, dictionaries):
@@ -360,6 +446,8 @@ def lay(pieces, use, forms, kept, hold_, dictionaries):
         if record.bits == 16:
             body = np.stack([p.record.codes for p in same], axis=1).astype("<u2").tobytes()  # token by token
             form = raw_form(2 * wide, 2 * wide * len(same), DtypeId.FLOAT16 if record.half else DtypeId.BFLOAT16)
+        elif isinstance(record, Coded):
+            body, form, others = lay_products([p.record for p in same], tokens, use[0], dictionaries)
         elif isinstance(record, Sparse):
             body, form, others = lay_sparse([p.record for p in same], tokens, use[0], dictionaries)
         else:
@@ -401,13 +489,13 @@ def run(problem, threads=1, hold_=hold, tiers=None):
 
 def score(problem):
     """Logits of each query head, of the first stream alone: by kvcodec and by the twin."""
-    from kvcodec.attention.dictionaries import Products, used_dictionaries
     from kvcodec.attention.query import quantize_queries as quantize
     from kvcodec.attention.strips import cut_strips, form_table
+    from kvcodec.attention.tables import QueryTables, used_headers
     from kvcodec.attention.turned import TurnedQueries
     from kvcodec.kernels.attend import score_strips
     from kvcodec.kernels.forms import scratch_bytes
-    from kvcodec.kernels.lookup import make_tables
+    from kvcodec.kernels.tables import make_tables
 
     (dim, *_), forms, kept = problem.uses[0], [], []
     made = make_dictionaries(problem)
@@ -417,7 +505,7 @@ def score(problem):
     tables = form_table(forms), np.array([[pad(dim, 16), 0, 1, 0, 1]], np.int64)
     per_head, widest = len(problem.q) // len(problem.heads[0]), pad(dim, 16)
     turned = TurnedQueries(strips, np.zeros(len(strips), np.int64), tables[0], queries, [(0, widest, 0)])
-    products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, len(problem.heads[0]))
+    products = QueryTables(used_headers(strips, tables[0], 1), [0], queries, len(problem.heads[0]))
     make_tables(products.jobs, *queries, np.empty(products.work_bytes, np.uint8))
     memory = np.empty(scratch_bytes(widest, 1), np.uint8)
     logits = np.empty((len(problem.q), strips[:, 0].sum()), np.int32)
@@ -443,6 +531,11 @@ SPARSE = [
     Kind(6, terms=11, atoms=40, mean=True, turning=8, mixed=True),
     Kind(8, terms=3, atoms=40, turning=16, mixed=True, half=True),
 ]
+PRODUCTS = [
+    Kind(0, groups=3, components=5, mean=True),
+    Kind(0, groups=2, components=2, style=EXTREME),
+    Kind(0, groups=4, components=9, mean=True, turning=8, mixed=True),
+]
 
 
 def small_problems():
@@ -458,6 +551,10 @@ def small_problems():
             yield make_problem(n, streams, sizes, (24, 16), per_head=1 + n // 3, width=width, latent=n % 2 == 1)
         if n % 4 == 1:
             yield make_problem(n, [[kind], [other]], [[40], [40]], (16, 32), per_head=2, width=width, latent=True)
+        if n % 5 == 2:
+            product, streams = PRODUCTS[n % len(PRODUCTS)], [[kind, PRODUCTS[0]], [PRODUCTS[0], other]]
+            yield make_problem(n, streams, [[25, 30], [50, 5]], (16, 24), per_head=1 + n % 7, width=width)
+            yield make_problem(n, [[product], [product]], [[70], [70]], (24, 16), per_head=1 + n % 3, latent=True)
 
 
 def hash_problems():

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.attention_product_twin import Books, Centroids, Coded, empty_products, fill_products, score_products
 from tests.attention_twin import (
     BIAS,
     PART_BITS,
@@ -37,7 +38,7 @@ from tests.attention_twin import (
     weigh_rows,
     weigh_tokens,
 )
-from tests.rebuilt_twin import Other, score_rebuilt, value_rebuilt
+from tests.rebuilt_twin import Other, rebuild_row, score_rebuilt, value_rebuilt
 
 SEGMENT = 256  # channels of a stream that are scored together
 CHUNK = 64  # strips whose state is merged as one
@@ -91,9 +92,18 @@ class Sparse(NamedTuple):
     def rebuilt(self):
         return bool(self.others or self.dictionary.steps)
 
+    @property
+    def channels(self):
+        return self.dictionary.atoms.shape[1]
+
+    def rebuild(self, token, turned):
+        """(numbers, exponent) of a row of codes, turned by so many positions."""
+        own = self.dictionary
+        return rebuild_row(self.indices[token], self.codes[token], int(self.scales[token]), own, own.steps, turned)
+
 
 def channels_of(record):
-    return (record.dictionary.atoms if isinstance(record, Sparse) else record.codes).shape[1]
+    return record.channels if isinstance(record, Sparse | Coded) else record.codes.shape[1]
 
 
 class Piece(NamedTuple):
@@ -101,7 +111,7 @@ class Piece(NamedTuple):
 
     first: int
     end: int
-    record: Record | Sparse
+    record: Record | Sparse | Coded
     start: int = 0
 
 
@@ -165,8 +175,11 @@ def score_strip(record, start, tokens, query, logits, position):
     position: of the first token.
     """
     dim = channels_of(record)
-    if isinstance(record, Sparse) and record.rebuilt:
+    if isinstance(record, Sparse | Coded) and record.rebuilt:
         score_rebuilt(record, start, tokens, position, query, logits)
+        return
+    if isinstance(record, Coded):
+        score_products(record, slice(start, start + tokens), query, logits)
         return
     if isinstance(record, Sparse):
         score_codes(record, slice(start, start + tokens), query._replace(numbers=query.numbers[:dim]), logits)
@@ -249,9 +262,9 @@ def attend_strip(tokens, position, places, query, state, held):
         if valued:
             exponent, shares = weigh_logits(logits)
             count_shares(state, exponent, sum(shares))
-            if isinstance(record, Sparse) and record.rebuilt:
+            if isinstance(record, Sparse | Coded) and record.rebuilt:
                 value_rebuilt(record, start, tokens, position, shares, exponent, state)
-            elif isinstance(record, Sparse):
+            elif isinstance(record, Sparse | Coded):
                 held = hold_codes(record, slice(start, start + tokens), shares, exponent, state, held)
             else:
                 value_strip(record, start, tokens, shares, exponent, state)
@@ -259,16 +272,25 @@ def attend_strip(tokens, position, places, query, state, held):
 
 
 def hold_codes(record, span, shares, exponent, state, held):
-    if held is None or held[0] is not record.dictionary:
+    own = record.dictionary
+    if held is None or held[0] is not own:
         empty_held(held, state)
-        held = record.dictionary, Buckets(len(record.dictionary.atoms))
-    fill_buckets(held[1], record.indices[span], record.codes[span], record.scales[span].tolist(), shares, exponent)
+        held = own, Centroids(own) if isinstance(own, Books) else Buckets(len(own.atoms))
+    if isinstance(own, Books):
+        fill_products(held[1], record, span, shares, exponent)
+    else:
+        scales = record.scales[span].tolist()
+        fill_buckets(held[1], record.indices[span], record.codes[span], scales, shares, exponent)
     return held
 
 
 def empty_held(held, state):
-    if held is not None:
-        own, buckets = held
+    if held is None:
+        return
+    own, buckets = held
+    if isinstance(own, Books):
+        empty_products(buckets, own, state)
+    else:
         empty_buckets(buckets, own.atoms, own.mean, own.power, state)
 
 

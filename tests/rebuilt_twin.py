@@ -107,17 +107,15 @@ def rebuild_strip(record, start, tokens, position):
     rows = []
     for t in range(start, start + tokens):
         if t in record.others:
-            rows.append(align_other(record.others[t], record.dictionary.atoms.shape[1]))
+            rows.append(align_other(record.others[t], record.channels))
         else:
-            turned = position % 64 + t - start
-            codes = record.indices[t], record.codes[t], int(record.scales[t])
-            rows.append(rebuild_row(*codes, record.dictionary, record.dictionary.steps, turned))
+            rows.append(record.rebuild(t, position % 64 + t - start))
     return rows
 
 
 def score_rebuilt(record, start, tokens, position, query, logits):
     """Logits, of which keys that are turned meet the query turned back, and others the query as it is."""
-    dim, steps = record.dictionary.atoms.shape[1], record.dictionary.steps
+    dim, steps = record.channels, record.dictionary.steps
     numbers = query.numbers[:dim]
     turned = turn_query(numbers, steps, position) if steps else numbers
     for t, (row, exponent) in enumerate(rebuild_strip(record, start, tokens, position)):

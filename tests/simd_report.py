@@ -45,23 +45,24 @@ def attend_all(sequence) -> None:
 
 
 def import_attend():
-    """The attention kernels, without a cache; the kernels of codecs, of which nothing is asked, may have theirs."""
+    """Modules of the attention kernels, without a cache; the kernels of codecs, of which nothing is asked, may have
+    theirs.
+    """
     from kvcodec.kernels import _jit
 
     os.environ["KVCODEC_JIT_CACHE"] = "0"
     _jit._cache_directory.cache_clear()
-    from kvcodec.kernels import attend
+    from kvcodec.kernels import attend, tables
 
     del os.environ["KVCODEC_JIT_CACHE"]
     _jit._cache_directory.cache_clear()
-    return attend
+    return attend, tables
 
 
 def solve_all() -> dict:
-    attend = import_attend()
+    attend, tables = import_attend()
     from kvcodec.attention.arrays import score_arrays
     from kvcodec.codecs import encode_array
-    from kvcodec.kernels import lookup
     from kvcodec.kernels._vectors import LEVEL, find_level
     from tests.attention_problems import hash_problems
 
@@ -71,7 +72,7 @@ def solve_all() -> dict:
     if compiled and find_level() == LEVEL:  # one level will do, the processor's: the other kernels are compiled for it
         score_arrays(np.ones((2, 16)), encode_array(np.ones((20, 1, 16), np.float32), "raw"))
         use_a_store()
-    kernels = {name: getattr(attend, name) for name in KERNELS} | {"make_tables": lookup.make_tables}
+    kernels = {name: getattr(attend, name) for name in KERNELS} | {"make_tables": tables.make_tables}
     if compiled:
         found["signatures"] = {name: len(kernel.signatures) for name, kernel in kernels.items()}
         found["cached"] = sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels.values())
@@ -87,7 +88,7 @@ def compile_all() -> dict:
     _vectors.HAS_AVX2 = _vectors.HAS_VNNI = True
     from numba import types
 
-    attend_items = import_attend().attend_items
+    attend_items = import_attend()[0].attend_items
     two, three = (types.Array(types.int64, n, "C") for n in (2, 3))
     numbers, factors = types.Array(types.int32, 3, "C"), types.Array(types.int32, 2, "C")
     memory, given = types.Array(types.uint8, 1, "C"), (types.int64,) * 3

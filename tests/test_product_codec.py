@@ -357,12 +357,3 @@ def test_diff_and_drift_try_them(tmp_path):
     assert len(text.curves["k"].spans) == 8
     with pytest.raises(SpecError, match="has no dictionary for any"):
         measure_drift([REAL], dictionary=own)
-
-
-@pytest.mark.parametrize("stream", ["k", "v"])
-def test_attention_refuses_them(stream):
-    rows = np.random.default_rng(0).standard_normal((70, 1, 8)).astype(np.float32)
-    plain = {name: kv.encode_array(rows, "raw", stream=name) for name in ("k", "v")}
-    coded = plain | {stream: kv.encode_array(rows, "pq", stream=stream, dictionary=product())}
-    with pytest.raises(SpecError, match=f"{stream}: attention does not read product codes yet"):
-        kv.attend(rows[0], coded["k"], coded["v"])

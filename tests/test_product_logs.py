@@ -19,6 +19,7 @@ from kvcodec.errors import CorruptRecord, MissingDictionary, SpecError
 from kvcodec.layout import Kind, StreamId
 from kvcodec.measure.budget import cache_bytes
 from kvcodec.store.set_records import set_records
+from tests.attention_reference import attend, relative_error
 from tests.test_bulk import REAL
 from tests.test_cli import invoke, refused
 from tests.test_product_codec import product, wide_set
@@ -273,15 +274,22 @@ def test_budgets_are_compared_wherever_codes_are_taken():
         cache_bytes(MODEL, 100, k="pq", v="raw", residual=0, sinks=0)
 
 
-def test_attention_refuses_them(tmp_path):
-    path = tmp_path / "a.kvlog"
-    with kv.open(path, "w", model=MODEL, v="pq", residual=0, dictionary=make_set(), **SMALL) as store:
-        fill(store, 0, 100)
-        for _ in range(2):
-            with pytest.raises(SpecError, match="v: attention does not read product codes yet"):
-                store.sequence("a").attend(0, np.ones((2, 8), np.float32))
-    with kv.open(path) as store, pytest.raises(SpecError, match="v: attention does not read product codes yet"):
-        store.sequence("a").attend(0, np.ones((2, 8), np.float32))
+@pytest.mark.parametrize("specs", [{"k": "pq", "v": "pq"}, {"k": "pq", "v": "int4/token/g16"}, {"k": "raw", "v": "pq"}])
+def test_attention_reads_them_in_the_log_and_in_memory(tmp_path, specs):
+    path, lot = tmp_path / "a.kvlog", np.random.default_rng(8)
+    queries = lot.standard_normal((3, 2, 8)).astype(np.float32)
+
+    def check(sequence):
+        for layer in range(2):
+            k, v = sequence.read(layer, dtype=np.float32)
+            for q in queries:
+                assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
+
+    with kv.open(path, "w", model=MODEL, residual=0, dictionary=make_set(), **specs, **SMALL) as store:
+        fill(store, 0, 100)  # a record, and rows that wait for theirs
+        check(store.sequence("a"))
+    with kv.open(path) as store:
+        check(store.sequence("a"))
 
 
 def test_a_record_of_another_number_of_groups_than_its_stream_has(tmp_path):

@@ -91,10 +91,13 @@ PARTS = {
         "rebuild_rows",
         "place_others",
         "turn_query",
+        "score_products",
+        "weigh_products",
+        "rebuild_product_rows",
     ],
-    "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes", "rebuild_rows"],
+    "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes", "rebuild_rows", "score_products"],
     "merge_slots": [],
-    "make_tables": ["multiply_atoms"],
+    "make_tables": ["multiply_atoms", "multiply_basis"],
 }
 
 

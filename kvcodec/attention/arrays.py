@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.columns import POSITION
-from kvcodec.attention.dictionaries import Products, used_dictionaries
 from kvcodec.attention.query import QUERY_BITS, Queries, quantize_queries, take_queries
 from kvcodec.attention.run import Prepared, StreamUse, Task
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, Spans, cut_strips, form_of, form_table
+from kvcodec.attention.tables import QueryTables, used_headers
 from kvcodec.attention.tiers import Tiered, prepare, take_tiers
 from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
@@ -102,7 +102,7 @@ class Scores:
     def __init__(self, q: NDArray[Any], k: EncodedArray, *, scale: float | None, query_bits: int) -> None:
         from kvcodec.kernels.attend import score_strips
         from kvcodec.kernels.forms import scratch_bytes
-        from kvcodec.kernels.lookup import make_tables
+        from kvcodec.kernels.tables import make_tables
 
         forms: list[Form] = []
         self._kept: list[object] = []  # what the strips' addresses point into
@@ -113,7 +113,7 @@ class Scores:
         tables = form_table(forms), np.array([[dim, 0, 1, 0, 1]], np.int64)
         asked = np.zeros(len(strips), np.int64)
         self._kept.append(TurnedQueries(strips, asked, tables[0], queries, [(0, dim, 0)]))
-        products = Products(used_dictionaries(strips, tables[0], 1), [0], queries, k.heads)
+        products = QueryTables(used_headers(strips, tables[0], 1), [0], queries, k.heads)
         work, memory = (take_out(None, (n,), np.uint8) for n in (products.work_bytes, scratch_bytes(dim, 1)))
         self._logits = np.empty((heads, k.tokens), np.int32)
         arguments: Any = *queries, query_bits, heads // k.heads, dim, memory, self._logits
@@ -162,8 +162,6 @@ def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Span
 
     Raises ShapeError if the records are not those of as many tokens and heads, SpecError, CorruptRecord.
     """
-    if encoded.spec.product is not None:
-        raise SpecError(f"{encoded.stream.name.lower()}: attention does not read product codes yet; decode them")
     dictionary = getattr(encoded, "dictionary", None)
     codec = codec_for(encoded.spec, encoded.stream, dictionary)
     kept.append(dictionary)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.rows import row_codec_for
 from kvcodec.layout import TILE_LANES, DtypeId, StreamId, align
 from kvcodec.spec import CodecSpec
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.codec import Trained
 
 
 class Found:
@@ -52,13 +56,13 @@ class Found:
         spec: CodecSpec,
         stream: StreamId,
         dim: int,
-        dictionary: Dictionary | None = None,
+        trained: Trained | None = None,
     ) -> None:
-        """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles, or blocks over a dictionary."""
+        """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles, or blocks of whole vectors."""
         if tokens := len(coded):
-            laid = row_codec_for(spec, stream, dictionary).lay(coded, tokens, dim)
-            form = form_of(laid.spec or spec, stream, tokens, dim, DtypeId.BFLOAT16, dictionary)
-            self.kept.append(dictionary)
+            laid = row_codec_for(spec, stream, trained).lay(coded, tokens, dim)
+            form = form_of(laid.spec or spec, stream, tokens, dim, DtypeId.BFLOAT16, trained)
+            self.kept.append(trained)
             self.add_body(first, first + tokens, laid.body[0], form, 0)
 
     def add_body(

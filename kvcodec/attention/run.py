@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.columns import FORM, KEPT, TOKENS, place_column
-from kvcodec.attention.dictionaries import Products, bucket_room, used_dictionaries
 from kvcodec.attention.query import Queries
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import Form, form_table
+from kvcodec.attention.tables import QueryTables, bucket_room, used_headers
 from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs.codec import take_out
 from kvcodec.layout import TILE_LANES, align
@@ -61,7 +61,7 @@ class Task(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What one thread works in: for strips, for values over a dictionary, for tables of products."""
+    """What one thread works in: for strips, for buckets of values, for tables of products."""
 
     scratch: NDArray[np.uint8]
     buckets: NDArray[np.uint8]
@@ -71,9 +71,9 @@ class Memory(NamedTuple):
 class Crew:
     """As many threads, each with memory of its own. pool: runs all parts of the work but one, which the caller does."""
 
-    def __init__(self, task: Task, products: Products, *, room: int, threads: int, pool: Executor | None) -> None:
+    def __init__(self, task: Task, products: QueryTables, *, room: int, threads: int, pool: Executor | None) -> None:
         from kvcodec.kernels.forms import scratch_bytes
-        from kvcodec.kernels.lookup import make_tables
+        from kvcodec.kernels.tables import make_tables
 
         self.threads, self._pool, self._make_tables = max(1, threads), pool, make_tables
         sizes = scratch_bytes(task.widest, len(task.uses)), room, products.work_bytes
@@ -106,11 +106,11 @@ class Crew:
 class Prepared:
     """Attention with all its tables made: `run` may be called again and again, by one thread at a time.
 
-    products: of the queries with dictionaries, if their tables have been made already.
+    products: of the queries, if their tables have been made already.
     """
 
     def __init__(
-        self, task: Task, *, threads: int = 1, pool: Executor | None = None, products: Products | None = None
+        self, task: Task, *, threads: int = 1, pool: Executor | None = None, products: QueryTables | None = None
     ) -> None:
         from kvcodec.kernels import attend as kernels
         from kvcodec.kernels.softmax import EMPTY
@@ -127,7 +127,7 @@ class Prepared:
         ]
         strips, forms, streams = tables_of(task)
         self._turned = turned_of(task, strips, forms, streams)
-        used = used_dictionaries(strips, forms, len(streams))
+        used = used_headers(strips, forms, len(streams))
         self._products = products or products_of(task, used, streams)
         rest = self._products.lookups, *task.queries, task.query_bits, task.per_head, task.widest
         self._given = strips, forms, streams, *rest
@@ -218,9 +218,9 @@ def turned_of(
     return TurnedQueries(strips, asked, forms, task.queries, scored)
 
 
-def products_of(task: Task, used: NDArray[np.int64], streams: NDArray[np.int64]) -> Products:
-    """Tables of products for the dictionaries that scored streams use."""
-    return Products(used * streams[:, 2:3], streams[:, 1].tolist(), task.queries, task.kv_heads)
+def products_of(task: Task, used: NDArray[np.int64], streams: NDArray[np.int64]) -> QueryTables:
+    """Tables of products with what scored streams are coded over."""
+    return QueryTables(used * streams[:, 2:3], streams[:, 1].tolist(), task.queries, task.kv_heads)
 
 
 def count_bytes(task: Task, strips: NDArray[np.int64]) -> int:

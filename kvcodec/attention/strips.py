@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.columns import FORM, KEPT, PLACE, POSITION, START, TOKENS, place_column
-from kvcodec.attention.dictionaries import Atoms, atoms_at, atoms_of, rebuilt_atoms_of
+from kvcodec.attention.dictionaries import Atoms
+from kvcodec.attention.products import Books
+from kvcodec.attention.trained import header_at, header_of
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.sections import scale_shape, sparse_sections
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
@@ -57,13 +60,15 @@ class Form(NamedTuple):
     @property
     def coded(self) -> bool:
         """Whether it is of codes over a dictionary, where they lie."""
-        return bool(self.terms) and not self.copied
+        return bool(self.terms) and bool(self.bits) and not self.copied
 
     def lowered(self, low: int) -> Form:
         """The form of each row's first `low` atoms; the form itself where nothing is left out. Raises SpecError."""
         if not self.coded or self.terms <= low:
             return self
-        codes = SparseCodes(self.terms, self.bits, bool(self.sets), self.low, size=atoms_at(self.dictionary).size)
+        own = header_at(self.dictionary)
+        assert isinstance(own, Atoms)
+        codes = SparseCodes(self.terms, self.bits, bool(self.sets), self.low, size=own.size)
         return self._replace(terms=low, low=0, read=codes.first_bytes(low))
 
 
@@ -97,29 +102,49 @@ def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms, rebuilt: int = 0)
     return Form(codes.bits, 0, 0, 0, sections.metadata, *strides, 0, *kept, atoms.address, rebuilt)
 
 
+def product_form(tokens: int, books: Books, rebuilt: int = 0) -> Form:
+    """Form of a GROUP record of `tokens` rows of product codes. rebuilt: see kernels/forms.py."""
+    groups = books.groups
+    sections = sparse_sections(tokens, groups)
+    return Form(
+        0, 0, 0, 0, sections.metadata, groups, sections.total, groups, 0, groups, 0, 0, groups, books.address, rebuilt
+    )
+
+
 def form_of(
     spec: CodecSpec,
     stream: StreamId,
     tokens: int,
     dim: int,
     dtype: DtypeId,
-    dictionary: Dictionary | None = None,
+    dictionary: Dictionary | Product | None = None,
     *,
     mixed: bool = False,
 ) -> Form:
-    """Form of a GROUP record; of codes over a dictionary good as long as the dictionary is there. Raises SpecError.
+    """Form of a GROUP record; of codes over a dictionary, and of product codes, good as long as these are there. Raises
+    SpecError.
 
     mixed: some of its rows are kept otherwise.
     """
-    if spec.sparse is not None:
-        if dictionary is None:
-            raise SpecError(f"{spec} needs a dictionary")
-        if mixed or dictionary.rotation is not None:
-            return sparse_form(spec.sparse, tokens, rebuilt_atoms_of(dictionary), _REBUILT[dtype])
-        return sparse_form(spec.sparse, tokens, atoms_of(dictionary))
+    if spec.is_trained:
+        return _trained_form(spec, tokens, dictionary, _REBUILT[dtype] if mixed else 0, _REBUILT[dtype])
     if spec.codec == CodecId.RAW:
         return raw_form(codec_for(spec, stream).sections(tokens, dim).total, 2 * dim, dtype)
     return grouped_form(spec, stream, tokens, dim)
+
+
+def _trained_form(
+    spec: CodecSpec, tokens: int, trained: Dictionary | Product | None, rebuilt: int, turned: int
+) -> Form:
+    """rebuilt: what the form says where no row turns; turned: where rows do."""
+    if trained is not None and trained.rotation is not None:
+        rebuilt = turned
+    header = None if trained is None else header_of(trained, rebuilding=bool(rebuilt))
+    if spec.sparse is not None and isinstance(header, Atoms):
+        return sparse_form(spec.sparse, tokens, header, rebuilt)
+    if spec.product is not None and isinstance(header, Books):
+        return product_form(tokens, header, rebuilt)
+    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
 
 
 class Spans(NamedTuple):

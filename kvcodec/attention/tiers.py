@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.columns import FORM, PLACE, START, place_column
-from kvcodec.attention.dictionaries import used_dictionaries
 from kvcodec.attention.run import Crew, Memory, Prepared, Task, Wave, cut_chunks, products_of, tables_of, turned_of
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import BLOCK, Form
+from kvcodec.attention.tables import used_headers
 from kvcodec.errors import SpecError
 from kvcodec.sparse_spec import MAX_ATOMS, SparseCodes
 
@@ -67,7 +67,7 @@ class Tiered:
         self._few = [_lower_strips(strips, scored, forms, lower) for strips in task.strips]
         self._tiered = [(a != b).any(axis=1) for a, b in zip(task.strips, self._few, strict=True)]
         strips, table, streams = tables_of(task._replace(strips=task.strips + self._few))
-        self._products = products_of(task, used_dictionaries(strips, table, len(streams)), streams)
+        self._products = products_of(task, used_headers(strips, table, len(streams)), streams)
         self._crew = Crew(task, self._products, room=0, threads=threads, pool=pool)
         lowered = task._replace(strips=self._few)
         first, streams = tables_of(lowered)[0], streams[: len(scored)].copy()

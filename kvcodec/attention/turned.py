@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.attention.columns import FORM, POSITION, TURNED, place_column
-from kvcodec.attention.dictionaries import DICTIONARY, REBUILT, TURNED_AT_ONCE, atoms_at
+from kvcodec.attention.columns import DICTIONARY, FORM, POSITION, REBUILT, TURNED, place_column
+from kvcodec.attention.headers import TURNED_AT_ONCE
 from kvcodec.attention.query import Queries
+from kvcodec.attention.trained import header_at
 
 _UNIT = 30  # bits behind the point of a cosine
 
@@ -47,7 +48,7 @@ class TurnedQueries:
 
     def _turn(self, numbers: NDArray[np.int32], address: int, block: int) -> int:
         """Address of numbers (heads, channels) turned back by a block's first position; 0 where nothing turns."""
-        rotation = atoms_at(int(address)).rotation
+        rotation = header_at(int(address)).rotation
         if rotation is None:
             return 0
         turned, pairs = numbers.copy(), rotation.pairs

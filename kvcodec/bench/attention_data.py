@@ -14,6 +14,7 @@ from kvcodec.bench.scale import HEAD_DIM
 from kvcodec.codecs import EncodedArray
 from kvcodec.codecs.dictionary import Dictionary, quantize_atoms
 from kvcodec.codecs.planes import lay_planes, pack_rows
+from kvcodec.codecs.product import Analysis, Product
 from kvcodec.codecs.pursuit import empty_codes
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.layout import DtypeId, StreamId
@@ -21,6 +22,7 @@ from kvcodec.spec import CodecSpec
 
 _OFFSET = 2.0  # of K's channels, in standard deviations: what makes one scale a channel worth having
 _BLOCK = 8192  # tokens; longer caches repeat them
+PRODUCT_DIM = 256
 
 
 class Cache(NamedTuple):
@@ -45,11 +47,11 @@ def make_values(
     return np.tile(block, (1, -(-tokens // _BLOCK), 1))[:, :tokens]
 
 
-def make_cache(q_heads: int, kv_heads: int, tokens: int) -> Cache:
+def make_cache(q_heads: int, kv_heads: int, tokens: int, dim: int = HEAD_DIM) -> Cache:
     """A cache whose logits have a standard deviation of about 1. Only channels of K have offsets, as in real caches."""
-    q = np.random.default_rng(0).standard_normal((q_heads, HEAD_DIM), np.float32)
+    q = np.random.default_rng(0).standard_normal((q_heads, dim), np.float32)
     q = q.astype(ml_dtypes.bfloat16).astype(np.float32)
-    return Cache(q, make_values(kv_heads, tokens, 1), make_values(kv_heads, tokens, 2, 0.0))
+    return Cache(q, make_values(kv_heads, tokens, 1, dim=dim), make_values(kv_heads, tokens, 2, 0.0, dim))
 
 
 def make_dictionary(atoms: int, dim: int = HEAD_DIM, *, turned: bool = False) -> Dictionary:
@@ -94,6 +96,31 @@ def make_codes(
     shape = tokens, heads, dictionary.dim
     errors = np.zeros(body.shape[:2], np.uint16)
     return EncodedArray(bound, stream, DtypeId.BFLOAT16, *shape, body, body[:0], errors, dictionary)
+
+
+def make_product(groups: int, stream: StreamId, dim: int = PRODUCT_DIM) -> Product:
+    """Random product codes, five components a group, of vectors whose channels have a standard deviation of about 1."""
+    random, components = np.random.default_rng([groups, int(stream)]), min(5 * groups, dim)
+    basis = np.rint(random.standard_normal((components, dim)) * 3000).clip(-32767, 32767).astype(np.int16)
+    books = random.integers(-127, 128, (components, 256)).astype(np.int8)
+    ends = np.linspace(0, components, groups + 1).astype(np.int64)[1:]
+    one = 3000 * 127 * math.sqrt(components / 3)  # deviation of a channel of sums
+    gains, shapes = (np.arange(256) / 128).astype(ml_dtypes.bfloat16), (np.linspace(0.5, 1.5, 16) / one)
+    mean = random.standard_normal(dim).astype(np.float32) * np.float32(0.1)
+    none = Analysis(*(np.ones(0, np.float32) for _ in range(3)))
+    sides = gains.view(np.uint16), shapes.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return Product(basis, books, ends, *sides, ((0, stream),), mean, none)
+
+
+def make_product_codes(own: Product, heads: int, tokens: int) -> EncodedArray:
+    """Any codes. tokens: whole records of them."""
+    stream = own.uses[0][1]
+    spec, random = CodecSpec.parse("pq").bound_to(own.groups, bytes(16)), np.random.default_rng(int(stream))
+    body = random.integers(0, 256, (tokens // spec.group, heads, (own.groups + 2) * spec.group), np.uint8)
+    body[..., : spec.group] |= 64  # gains of 0.5 and more
+    body[..., spec.group : 2 * spec.group] &= 15
+    errors = np.zeros(body.shape[:2], np.uint16)
+    return EncodedArray(spec, stream, DtypeId.BFLOAT16, tokens, heads, own.dim, body, body[:0], errors, own)
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from kvcodec.attention.tiers import Tiered
 from kvcodec.bench.attention_data import attend, make_cache, make_codes, make_dictionary, make_values
 from kvcodec.bench.attention_peers import enter_attention, enter_scores
 from kvcodec.bench.peers import Peers
+from kvcodec.bench.product_rows import product_rows
 from kvcodec.bench.rebuilt_rows import rebuilt_rows
 from kvcodec.bench.row import OURS, READ, Contender, Entry, Row, WrongResult, require_close
 from kvcodec.bench.scale import HEAD_DIM, KV_HEADS, Scale
@@ -49,6 +50,7 @@ def attention_rows(scale: Scale) -> list[Row]:
         Row("attend-2-threads", "heads that share KV heads, on 2 threads", f"{_FEW} tokens, {shared} x {HEAD_DIM}",
             "token", lambda _peers, _: _threads(_FEW)),
         *(row for name, spec in _SPARSE.items() for row in _dictionary_rows(scale, name, spec)),
+        *product_rows(scale),
         *rebuilt_rows(scale),
     ]  # fmt: skip
 

@@ -26,15 +26,14 @@ from kvcodec.kernels._simd import (
     load_long,
     load_longs,
     load_signed,
-    load_word,
     store_lanes,
     store_long,
     store_longs,
     widen_lanes,
 )
 from kvcodec.kernels.fold import SCALE_BIAS, fold_scales
-from kvcodec.kernels.forms import ATOMS, EXPONENT, MEAN, PADDED, SCALE, STATE_BYTES, TOP, TOTAL, WIDE
-from kvcodec.kernels.softmax import EMPTY, OUTPUT_BITS, count_shares, raise_outputs
+from kvcodec.kernels.forms import ATOMS, MEAN, PADDED, STATE_BYTES, TOP, TOTAL, WIDE
+from kvcodec.kernels.softmax import EMPTY, add_mean, add_totals, count_shares
 
 # Of a group of heads: for each a state of its shares, TOP and TOTAL, and behind EXPONENTS the exponent of its buckets.
 # Behind HEADER the buckets.
@@ -46,21 +45,11 @@ POINT = np.int64(16)  # bits behind the point of a share, and behind that of a w
 SLACK = np.int64(4)  # how far above its need an exponent is raised
 NUMBER_BITS = np.int64(29)  # of a bucket when it is multiplied
 LOW_BITS = np.int64(15)
-TOTAL_POINT = np.int64(36)
 
 
-def count_grouped(per_head: Any) -> Any:
-    """Query heads of one group: 1, 2 or 4."""
-    return min(per_head, 2) if per_head < 3 else GROUP
-
-
-grouped = part(count_grouped)
-
-
-def bucket_bytes(padded: int, per_head: int) -> int:
-    """Bytes of the buckets of one KV head, for `padded` atoms at most."""
-    heads = int(count_grouped(per_head))
-    return -(-per_head // heads) * (HEADER + 8 * heads * padded)
+def bucket_bytes(padded: Any, heads: Any) -> Any:
+    """Bytes of the buckets of as many query heads, 1, 2 or 4, for `padded` atoms."""
+    return HEADER + 8 * heads * padded
 
 
 @inline
@@ -133,7 +122,7 @@ def fill_buckets(codes: Any, terms: Any, run: Any, group: Any, heads: Any, scrat
 
 @inline
 def enter_codes(
-    form: Any, codes: Any, head: Any, run: Any, shares: Any, buckets: Any, per_head: Any, scratch: Any
+    form: Any, codes: Any, head: Any, run: Any, shares: Any, buckets: Any, heads: Any, per_head: Any, scratch: Any
 ) -> None:
     """Take a strip's values for one query head, number buckets[1] of its KV head: with the last one of its group all of
     the group's heads are added.
@@ -143,7 +132,7 @@ def enter_codes(
     start, tokens = run
     within, rank = start & 63, buckets[1]
     span = within & ~15, (within + tokens + 15) & ~15
-    heads, padded = grouped(per_head), load_long(form.dictionary + PADDED)
+    padded = load_long(form.dictionary + PADDED)
     group, lane = find_group(buckets[0], rank, heads, padded), rank % heads
     weigh_codes(head + 2 * (start - within), span, shares[0], shares[1], group, (lane, heads), padded, scratch)
     if lane == heads - 1 or rank == per_head - 1:
@@ -210,21 +199,6 @@ def multiply_buckets(dictionary: Any, dim: Any, group: Any, place: Any, scratch:
 
 
 @part
-def add_totals(totals: Any, dim: Any, exponent: Any, state: Any, outputs: Any) -> None:
-    """Add int64 totals, of at most 54 bits, times 2**exponent to all outputs."""
-    most = ZERO
-    for c in range(dim):
-        most = max(most, abs(load_long(totals + 8 * c)))
-    if most == 0:
-        return
-    raise_outputs(state, outputs, dim, np.int64(exponent + np.int64(bit_length(most))))
-    left = np.int64(OUTPUT_BITS - load_long(state + SCALE) + exponent)
-    up, down = max(left, ZERO), min(max(np.int64(-left), ZERO), np.int64(63))
-    for c in range(0, dim, 8):
-        store_longs(load_longs(outputs + 8 * c) + ((load_longs(totals + 8 * c) << up) >> down), outputs + 8 * c)
-
-
-@part
 def empty_buckets(dictionary: Any, group: Any, place: Any, state: Any, outputs: Any, dim: Any, scratch: Any) -> None:
     """Add a head's buckets to its outputs: first the atoms, then the mean."""
     lane, _ = place
@@ -234,23 +208,17 @@ def empty_buckets(dictionary: Any, group: Any, place: Any, state: Any, outputs: 
     shift = multiply_buckets(dictionary, dim, group, place, scratch)
     exponent = np.int64(load_long(group + EXPONENTS + 8 * lane) - POINT + shift)
     add_totals(scratch.sums, dim, exponent, state, outputs)
-    mean = load_long(dictionary + MEAN)
-    if mean:
-        spare = max(np.int64(bit_length(total)) - np.int64(31), ZERO)
-        total = np.int64(total >> spare)
-        for c in range(dim):
-            store_long(np.int64(total * np.int64(load_word(mean + 4 * c))), scratch.sums + 8 * c)
-        exponent = np.int64(load_long(group + 16 * lane + TOP) - TOTAL_POINT + spare)
-        add_totals(scratch.sums, dim, np.int64(exponent + load_long(dictionary + EXPONENT)), state, outputs)
+    if load_long(dictionary + MEAN):
+        add_mean(dictionary, load_long(group + 16 * lane + TOP), total, dim, scratch.sums, state, outputs)
 
 
 @part
-def empty_groups(dictionary: Any, buckets: Any, per_head: Any, sinks: Any, scratch: Any) -> None:
+def empty_codes(dictionary: Any, buckets: Any, heads: Any, per_head: Any, sinks: Any, scratch: Any) -> None:
     """Add a KV head's buckets to the outputs of its query heads. sinks: the first one's state and outputs, and how many
     channels.
     """
     states, outputs, dim = sinks
-    heads, padded = grouped(per_head), load_long(dictionary + PADDED)
+    padded = load_long(dictionary + PADDED)
     for rank in range(per_head):
         group, place = find_group(buckets, rank, heads, padded), (rank % heads, heads)
         out = outputs + 8 * dim * rank
@@ -258,13 +226,8 @@ def empty_groups(dictionary: Any, buckets: Any, per_head: Any, sinks: Any, scrat
 
 
 @part
-def turn_buckets(dictionary: Any, other: Any, buckets: Any, per_head: Any, sinks: Any, scratch: Any) -> Any:
-    """Whose a KV head's buckets, of one dictionary or 0, are after a strip: of another one, or for 0 as they were."""
-    if other == 0 or other == dictionary:
-        return dictionary
-    if dictionary:
-        empty_groups(dictionary, buckets, per_head, sinks, scratch)
-    heads, padded = grouped(per_head), load_long(other + PADDED)
+def begin_codes(dictionary: Any, buckets: Any, heads: Any, per_head: Any) -> None:
+    """Buckets of a KV head that hold nothing."""
+    padded = load_long(dictionary + PADDED)
     for rank in range(0, per_head, heads):
         begin_group(find_group(buckets, rank, heads, padded), heads, padded)
-    return other

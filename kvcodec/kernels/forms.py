@@ -40,6 +40,16 @@ RAW_BITS = 16
 # of channels that are turned, or 0; addresses of cosines and sines, (positions, 2, pairs): NEAR, int16, Q15, of
 # positions 0 to 127; FAR, int32, Q30, of the multiples of 64 below 4,096.
 ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT, WIDTH, GREATEST, BIASED, SUMMED, TURNING, NEAR, FAR = range(0, 104, 8)
+# Product codes have such a table, too: of the columns above CHANNELS, MEAN, EXPONENT, WIDTH, TURNING, NEAR and FAR, and
+# behind them GROUPS, how many, which is 0 of a dictionary. COMPONENTS: each group's are padded to an even number, with
+# zeros; ENDS: address of int64, where each group ends in them. BASIS: (components, channels) int16; BOOKS: (components,
+# 256) int8, and behind them 3 rows that may be read. SIDES: of gain * 16 + shape two bfloat16, scale and gain.
+# To rebuild rows: PAIRED_BASIS, PAIRED_BOOKS, int16 of two components each: (components / 2, channels padded to 32, 2)
+# and (components / 2, 256, 2).
+(
+    GROUPS, COMPONENTS, ENDS, BASIS, BOOKS, SIDES, PAIRED_BASIS, PAIRED_BOOKS,
+) = range(104, 168, 8)  # fmt: skip
+HEADER_COLUMNS = 21
 
 
 class Form(NamedTuple):
@@ -53,6 +63,7 @@ class Form(NamedTuple):
     indices of a row and row_stride those of all of it but the scale. sets: indices are sets, of which the first `low`
     atoms are one; read: bytes of the indices of these terms, where a row has more; dictionary: its address. rebuilt:
     above 0 no table of products serves the codes, and raw rows among them are of bfloat16, or of float16, which is 2.
+    Product codes are `terms` bytes a row, whose bits are 0, for they have no coefficients.
     """
 
     bits: Any
@@ -201,6 +212,12 @@ def has_rows(form: Any) -> Any:
 def has_codes(form: Any) -> Any:
     """Whether tables of products serve a record."""
     return (form.terms != 0) & (form.rebuilt == 0)
+
+
+@inline
+def has_groups(form: Any) -> Any:
+    """Whether they are product codes."""
+    return (form.terms != 0) & (form.bits == 0)
 
 
 @inline

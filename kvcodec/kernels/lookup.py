@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvcodec.kernels._jit import inline, jit, part
+from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._lanes import greater, shift_unsigned, smaller, splat, where_zero
 from kvcodec.kernels._lookup import (
     copy_codes,
@@ -53,7 +52,7 @@ def table_bytes(padded: Any) -> Any:
 
 
 def work_bytes(padded: int, dim: int) -> int:
-    """Bytes of the work space of make_tables: products of four heads, and a query's weights."""
+    """Bytes of the work space of make_atom_table: products of four heads, and a query's weights."""
     return 16 * padded + 4 * (dim + 512)
 
 
@@ -88,49 +87,39 @@ def round_products(products: Any, n: Any, shift: Any) -> Any:
     return (load_lanes(products + 4 * n) + np.int32((np.int64(1) << shift) >> 1)) >> np.int32(shift)
 
 
-@jit
-def make_tables(
-    jobs: NDArray[np.int64],
-    numbers: NDArray[np.int32],
-    shifts: NDArray[np.int64],
-    factors: NDArray[np.int32],
-    memory: NDArray[np.uint8],
-) -> None:
-    """Tables of products. jobs, a row each: its address, the dictionary's, where the stream's channels begin in a
-    query, number of the query, its first head and how many, at most 4. The others as of attend_items; memory:
-    work_bytes.
+@part
+def make_atom_table(table: Any, dictionary: Any, query: Any, stride: Any, count: Any, memory: Any) -> None:
+    """Table of `count` query heads, at most 4, and of a dictionary. query: shifts, factors and numbers of the first
+    head, as addresses; stride: bytes from one head's numbers to the next. memory: see work_bytes.
     """
-    for n in range(jobs.shape[0]):
-        table, dictionary, column, asked, head, count = (
-            jobs[n, 0], jobs[n, 1], jobs[n, 2], jobs[n, 3], jobs[n, 4], jobs[n, 5],
-        )  # fmt: skip
-        padded, dim = load_long(dictionary + PADDED), load_long(dictionary + CHANNELS)
-        products = memory.ctypes.data
-        work, stride = products + 16 * padded, 4 * padded
-        for h in range(QUAD):
-            store_long(np.int64(0), table + 8 * h)
-            store_word(np.int32(0), table + LOGITS + 4 * h)
-            if h < count:
-                own = numbers.ctypes.data + 4 * (numbers.shape[2] * (asked * numbers.shape[1] + head + h) + column)
-                here = products + h * stride
-                exponent, most = multiply_atoms(load_long(dictionary + ATOMS), padded, dim, own, here, work)
-                down = np.int64(find_shift(most, WIDE_WIDTH))
-                store_long(np.int64(exponent + down), table + 8 * h)
-                logit = score_mean(dictionary, own, dim, shifts[asked, head + h], factors[asked, head + h])
-                store_word(logit, table + LOGITS + 4 * h)
-                for k in range(0, padded, 16):
-                    store_lanes(round_products(here, k, down), here + 4 * k)
-            else:
-                for k in range(0, padded, 16):
-                    store_lanes(splat(np.int32(0)), products + h * stride + 4 * k)
-        for k in range(0, padded, 16):
-            one, two, three, four = (
-                load_lanes(products + 4 * k),
-                load_lanes(products + stride + 4 * k),
-                load_lanes(products + 2 * stride + 4 * k),
-                load_lanes(products + 3 * stride + 4 * k),
-            )
-            store_heads(one, two, three, four, table + HEADER + 8 * k)
+    shifts, factors, numbers = query
+    padded, dim = load_long(dictionary + PADDED), load_long(dictionary + CHANNELS)
+    products, step = memory, 4 * padded
+    work = memory + QUAD * step
+    for h in range(QUAD):
+        here = products + h * step
+        store_long(np.int64(0), table + 8 * h)
+        store_word(np.int32(0), table + LOGITS + 4 * h)
+        if h < count:
+            own = numbers + stride * h
+            exponent, most = multiply_atoms(load_long(dictionary + ATOMS), padded, dim, own, here, work)
+            down = np.int64(find_shift(most, WIDE_WIDTH))
+            store_long(np.int64(exponent + down), table + 8 * h)
+            logit = score_mean(dictionary, own, dim, load_long(shifts + 8 * h), load_word(factors + 4 * h))
+            store_word(logit, table + LOGITS + 4 * h)
+            for k in range(0, padded, 16):
+                store_lanes(round_products(here, k, down), here + 4 * k)
+        else:
+            for k in range(0, padded, 16):
+                store_lanes(splat(np.int32(0)), here + 4 * k)
+    for k in range(0, padded, 16):
+        one, two, three, four = (
+            load_lanes(products + 4 * k),
+            load_lanes(products + step + 4 * k),
+            load_lanes(products + 2 * step + 4 * k),
+            load_lanes(products + 3 * step + 4 * k),
+        )
+        store_heads(one, two, three, four, table + HEADER + 8 * k)
 
 
 @part

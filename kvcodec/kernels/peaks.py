@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from kvcodec.kernels._jit import jit
 from kvcodec.kernels._simd import load_long
-from kvcodec.kernels.attend import Tables, align_strip, score_streams, take_query
 from kvcodec.kernels.forms import ASKED, END, FIRST, HEAD, LAST, TOKENS, cut_scratch
 from kvcodec.kernels.softmax import greatest_logit
+from kvcodec.kernels.strip import Tables, align_strip, score_streams, take_query
 
 
 @jit

@@ -43,9 +43,11 @@ from kvcodec.kernels.forms import (
     SUMMED,
     TOKENS,
     TURNING,
+    has_groups,
 )
 from kvcodec.kernels.kept import find_kept, place_others, store_exponents
 from kvcodec.kernels.lookup import unpack_indices
+from kvcodec.kernels.product_rows import rebuild_product_rows
 from kvcodec.kernels.raw_rows import BIAS
 from kvcodec.kernels.turns import turn_row
 
@@ -236,7 +238,10 @@ def rebuild_strip(
     segments = np.int64((dim + SEGMENT - 1) // SEGMENT) if uses[0] else np.int64(1)
     first, kept = load_long(strip + place), find_kept(strip, place, form, kv_head)
     head = first + kv_head * form.head_stride
-    rebuild_rows(form, head, kept, run, position, dim, segments, scratch, rows)
+    if has_groups(form):
+        rebuild_product_rows(form, head, kept, run, position, dim, segments, scratch, rows)
+    else:
+        rebuild_rows(form, head, kept, run, position, dim, segments, scratch, rows)
     if kept:
         place_others(form, first, kept, run, dim, segments, scratch, rows)
     if uses[0] and uses[1]:

@@ -26,12 +26,13 @@ from kvcodec.kernels._simd import (
     load_lanes,
     load_long,
     load_longs,
+    load_word,
     store_lanes,
     store_long,
     store_longs,
     widen_lanes,
 )
-from kvcodec.kernels.forms import SCALE, TOP, TOTAL
+from kvcodec.kernels.forms import EXPONENT, MEAN, SCALE, TOP, TOTAL
 
 LIMIT = np.int32(1 << 29)  # logits beyond +-2**13 log2 units saturate
 MASKED = np.int32(-(1 << 30))  # of a token that is not attended to
@@ -39,6 +40,7 @@ LARGEST = np.int32(0x7FFFFFFF)
 EMPTY = np.int64(-(1 << 40))  # exponent of a state that has seen nothing
 TOTAL_BITS = np.int64(20)
 OUTPUT_BITS = np.int64(47)
+TOTAL_POINT = np.int64(36)  # of a sum of shares
 
 
 @inline
@@ -189,6 +191,35 @@ def add_wide_outputs(high: Any, low: Any, dim: Any, exponent: Any, state: Any, o
     for c in range(0, dim, 8):
         number = (widen_lanes(high + 4 * c) << 8) + widen_lanes(low + 4 * c)
         store_longs(load_longs(outputs + 8 * c) + ((number << up) >> down), outputs + 8 * c)
+
+
+@part
+def add_totals(totals: Any, dim: Any, exponent: Any, state: Any, outputs: Any) -> None:
+    """Add int64 totals, of at most 54 bits, times 2**exponent to all outputs."""
+    most = np.int64(0)
+    for c in range(dim):
+        most = max(most, abs(load_long(totals + 8 * c)))
+    if most == 0:
+        return
+    raise_outputs(state, outputs, dim, np.int64(exponent + np.int64(bit_length(most))))
+    left = np.int64(OUTPUT_BITS - load_long(state + SCALE) + exponent)
+    up, down = max(left, np.int64(0)), min(max(np.int64(-left), np.int64(0)), np.int64(63))
+    for c in range(0, dim, 8):
+        store_longs(load_longs(outputs + 8 * c) + ((load_longs(totals + 8 * c) << up) >> down), outputs + 8 * c)
+
+
+@part
+def add_mean(dictionary: Any, top: Any, total: Any, dim: Any, sums: Any, state: Any, outputs: Any) -> None:
+    """Add the mean of a dictionary, or of product codes, times a sum of shares, as count_shares leaves it, to all
+    outputs. sums: room for as many int64.
+    """
+    mean = load_long(dictionary + MEAN)
+    spare = max(np.int64(bit_length(total)) - np.int64(31), np.int64(0))
+    for c in range(dim):
+        number = np.int64(np.int64(total >> spare) * np.int64(load_word(mean + 4 * c)))
+        store_long(number, sums + 8 * c)
+    exponent = np.int64(top - TOTAL_POINT + spare)
+    add_totals(sums, dim, np.int64(exponent + load_long(dictionary + EXPONENT)), state, outputs)
 
 
 @inline

@@ -1,6 +1,6 @@
 """Keys and queries turned by positions, as integers: what attention does about keys from before their rotary embedding.
 
-Channels c and c + pairs are a pair. The table of cosines and sines is made by attention/dictionaries.py.
+Channels c and c + pairs are a pair. The table of cosines and sines is made by attention/headers.py.
 """
 
 from __future__ import annotations

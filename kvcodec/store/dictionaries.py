@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -231,12 +231,6 @@ class StreamCodecs(NamedTuple):
     def rows(self, spec: CodecSpec) -> RowCodec:
         """The codec of rows one by one. Raises SpecError, MissingDictionary."""
         return row_codec_for(spec, self.stream.id, self.trained(spec))
-
-    def dictionary(self, spec: CodecSpec) -> Dictionary | None:
-        """The dictionary over which attention reads vectors. Raises SpecError for what it does not read yet."""
-        if spec.product is not None:
-            raise SpecError(f"{self.stream.name}: attention does not read product codes yet; decode them")
-        return cast("Dictionary | None", self.trained(spec))
 
     def trained(self, spec: CodecSpec) -> Trained | None:
         """What vectors are coded by, None for a spec that takes nothing. Raises MissingDictionary, CorruptRecord."""

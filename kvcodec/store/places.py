@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from kvcodec.attention.kept import find_others
 from kvcodec.attention.rows import Found
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import TILE_LANES, CodecId
 from kvcodec.log.reader import Log, Place
@@ -21,6 +20,9 @@ from kvcodec.store.headers import read_spec
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.reading import check_heads, load_part, read_codes, read_extent
 from kvcodec.store.window import OpenRows
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.codec import Trained
 
 _COPIES_MAX = 256  # records of which a copy is kept
 
@@ -46,7 +48,7 @@ class StreamPlaces:
         self._log, self._extents, self._codecs = log, extents, codecs
         self._stream, self._dtype = codecs.stream, codecs.dtype
         self._forms: list[Form] = []
-        self._dictionaries: list[Dictionary] = []  # of these forms
+        self._trained: list[Trained] = []  # what these forms point into
         self._forget(0)
 
     def _forget(self, first: int) -> None:
@@ -122,7 +124,7 @@ class StreamPlaces:
         if lo < hi:
             image = self._log.device.image
             view = image.view(0, image.size)
-            found.kept += [view, self._others, *self._dictionaries]
+            found.kept += [view, self._others, *self._trained]
             numbers = np.array([found.number(form) for form in self._forms], np.int64)
             part = Spans(*(column[lo:hi] for column in known))
             found.parts.append(part._replace(place=part.place + view.ctypes.data, form=numbers[part.form]))
@@ -159,14 +161,14 @@ class StreamPlaces:
 
     def _form(self, spec: CodecSpec, tokens: int, *, mixed: bool) -> Form:
         """Form of a GROUP record. Raises MissingDictionary."""
-        dictionary = self._codecs.dictionary(spec)
-        if dictionary is not None and dictionary not in self._dictionaries:
-            self._dictionaries.append(dictionary)
-        return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, dictionary, mixed=mixed)
+        trained = self._codecs.trained(spec)
+        if trained is not None and trained not in self._trained:
+            self._trained.append(trained)
+        return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, trained, mixed=mixed)
 
     def _add_codes(self, found: Found, first: int, rows: NDArray[np.uint8], spec: CodecSpec) -> None:
         """Rows coded one by one."""
-        found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.dictionary(spec))
+        found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.trained(spec))
 
     def _add_waiting(self, extent: Extent, found: Found) -> None:
         own = self._waiting.get((extent.coded.lsn, extent.first))

@@ -1,0 +1,92 @@
+"""Product codes as kernels read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.attention.headers import Header, make_turns, round_mean
+from kvcodec.codecs.codec import take_out
+from kvcodec.codecs.product import Product
+from kvcodec.layout import TILE_LANES, align
+
+_CENTROIDS = 256
+_BEHIND = 3  # rows behind the books that kernels may read
+_LEAST = 0x80  # bits of the least bfloat16 that is not subnormal
+_WIDE = 32  # channels that rebuilding sums at a time
+
+
+class Books(Header):
+    """Product codes in memory for kernels: components padded with zeros so that each group has an even number, channels
+    to whole vectors, the mean as integers. Scales and gains that are subnormal are 0.
+    """
+
+    def __init__(self, own: Product) -> None:
+        from kvcodec.kernels import forms
+
+        sizes = np.diff(own.ends, prepend=0)
+        self._ends = np.cumsum(sizes + (sizes & 1)).astype(np.int64)
+        self.groups, self.components, self.dim = own.groups, int(self._ends[-1]), align(own.dim, TILE_LANES)
+        where = np.arange(len(own.basis)) + np.repeat(self._ends - (sizes & 1) - own.ends, sizes)
+        self._basis = take_out(None, (self.components, self.dim), np.int16)
+        self._books = take_out(None, (self.components + _BEHIND, _CENTROIDS), np.int8)
+        self._basis[...], self._books[...] = 0, 0
+        self._basis[where, : own.dim], self._books[where] = own.basis, own.books
+        self._mean, exponent = round_mean(own.mean, self.dim)
+        self._sides = np.empty((256, 16, 2), np.uint16)
+        self._sides[..., 0] = _normal_bits(own.scale_table)
+        self._sides[..., 1] = _normal_bits(own.gain_table)[:, None]
+        columns = {
+            forms.CHANNELS: self.dim, forms.MEAN: self._mean.ctypes.data if own.mean.any() else 0,
+            forms.EXPONENT: exponent, forms.WIDTH: own.dim, forms.GROUPS: own.groups,
+            forms.COMPONENTS: self.components, forms.ENDS: self._ends.ctypes.data, forms.BASIS: self._basis.ctypes.data,
+            forms.BOOKS: self._books.ctypes.data, forms.SIDES: self._sides.ctypes.data,
+        }  # fmt: skip
+        super().__init__(columns, own.rotation)
+        self._to_rebuild: tuple[NDArray[Any], ...] = ()
+
+    def prepare_rebuilding(self) -> None:
+        """See Header: components by twos, and turns of the nearest positions."""
+        if self._to_rebuild:
+            return
+        from kvcodec.kernels import forms
+
+        basis = np.zeros((self.components, align(self.dim, _WIDE)), np.int16)
+        basis[:, : self.dim] = self._basis
+        pairs = [
+            np.ascontiguousarray(own.reshape(self.components // 2, 2, -1).transpose(0, 2, 1))
+            for own in (basis, self._books[: self.components].astype(np.int16))
+        ]
+        near, far = make_turns(self.rotation)
+        self.enter({
+            forms.PAIRED_BASIS: pairs[0].ctypes.data, forms.PAIRED_BOOKS: pairs[1].ctypes.data,
+            forms.TURNING: near.shape[2], forms.NEAR: near.ctypes.data, forms.FAR: far.ctypes.data,
+        })  # fmt: skip
+        self._to_rebuild = (*pairs, near, far)
+
+    @property
+    def work_bytes(self) -> int:
+        """See Header."""
+        from kvcodec.kernels.product_tables import product_work_bytes
+
+        return product_work_bytes(self.components)
+
+    def table_bytes(self, per_head: int) -> int:
+        """See Header."""
+        from kvcodec.kernels.product_tables import product_table_bytes
+
+        return int(product_table_bytes(self.groups, per_head))
+
+    def bucket_bytes(self, heads: int) -> int:
+        """See Header."""
+        from kvcodec.kernels.product_buckets import product_bucket_bytes
+
+        return int(product_bucket_bytes(self.groups, heads))
+
+
+def _normal_bits(table: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Bits of bfloat16 numbers, not negative, that are not subnormal; of others 0."""
+    bits = (np.ascontiguousarray(table).view(np.uint32) >> 16).astype(np.uint16)
+    return np.where(bits < _LEAST, np.uint16(0), bits)

@@ -1,0 +1,157 @@
+"""Rows of product codes that no table of products serves, a strip at a time: int16 numbers, as raw rows become.
+
+Such are keys from before their rotary embedding, and records some of whose rows are kept otherwise: see rebuild.py,
+which has the same for codes over a dictionary, and docs/attention.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvcodec.kernels._jit import inline, part
+from kvcodec.kernels._lanes import bit_length, greater, greatest_lane, keep_first, splat
+from kvcodec.kernels._product_vectors import CENTROIDS, add_basis_pairs, load_byte
+from kvcodec.kernels._simd import load_half, load_lanes, load_long, load_word, store_lanes, store_numbers, store_word
+from kvcodec.kernels.fold import SCALE_BIAS, find_shift
+from kvcodec.kernels.forms import (
+    COMPONENTS,
+    ENDS,
+    EXPONENT,
+    GROUPS,
+    MEAN,
+    NEAR,
+    PAIRED_BASIS,
+    PAIRED_BOOKS,
+    TURNING,
+)
+from kvcodec.kernels.kept import store_exponents
+from kvcodec.kernels.product_scores import GAINED, take_sides
+from kvcodec.kernels.raw_rows import BIAS
+from kvcodec.kernels.turns import turn_row
+
+ROWS = 64  # tokens of a block
+PAIRS = 1024  # bytes of what a block's scales and gains take, behind which are pairs of components, int16
+WIDTH, SUM_BITS, MEAN_BITS = np.int64(16), np.int64(20), np.int32(2)  # of numbers, of sums; those that a mean loses
+ZERO, ONE, RIGHT = np.int64(0), np.int64(1), np.int64(31)
+
+
+class Factors(NamedTuple):
+    """What a row's sums and the mean are put together with: by how much each is shifted down before and after it is
+    multiplied. exponent: of the numbers.
+    """
+
+    down: Any
+    scale: Any
+    right: Any
+    gain: Any
+    mean_right: Any
+    exponent: Any
+
+
+@inline
+def find_mantissa(number: Any) -> Any:
+    """Mantissa of a bfloat16, 0 of 0."""
+    return np.int32((number & 127) | 128) if number else np.int32(0)
+
+
+@inline
+def find_factors(product: Any, scale: Any, gain: Any, most: Any) -> Any:
+    """Factors of a row with a scale and a gain. most: the greatest sum's magnitude."""
+    down = max(np.int64(bit_length(most)) - SUM_BITS, ZERO)
+    own = np.int64(np.int64(scale >> 7) - SCALE_BIAS + down)
+    other = np.int64(np.int64(gain >> 7) - SCALE_BIAS + load_long(product + EXPONENT) + np.int64(MEAN_BITS))
+    has_mean = (load_long(product + MEAN) != 0) & (gain != 0)
+    exponent = own
+    if has_mean:
+        exponent = max(own, other) if scale else other
+    right = np.int32(min(max(np.int64(exponent - own), ZERO), RIGHT))
+    mean_right = np.int32(min(max(np.int64(exponent - other), ZERO), RIGHT))
+    factor = find_mantissa(gain) if has_mean else np.int32(0)
+    return Factors(np.int32(down), find_mantissa(scale), right, factor, mean_right, exponent)
+
+
+@inline
+def shift_rounded(number: Any, right: Any) -> Any:
+    """Lanes shifted down, halves up."""
+    return (number + np.int32((ONE << np.int64(right)) >> ONE)) >> right
+
+
+@part
+def sum_centroids(product: Any, codes: Any, dim: Any, pairs: Any, sums: Any) -> Any:
+    """sums, int32: those of a token's centroids times the basis, exact. The greatest magnitude of any.
+
+    codes: the token's of the first group, those of others ROWS bytes apart. pairs: room for its components.
+    """
+    books, begin = load_long(product + PAIRED_BOOKS), ZERO
+    for g in range(load_long(product + GROUPS)):
+        end, k = load_long(load_long(product + ENDS) + 8 * g) >> 1, load_byte(codes + ROWS * g)
+        for p in range(begin, end):
+            store_word(load_word(books + 4 * (CENTROIDS * p + k)), pairs + 4 * p)
+        begin = np.int64(end)
+    basis, wide, count = load_long(product + PAIRED_BASIS), (dim + 31) & -32, load_long(product + COMPONENTS) >> 1
+    most = splat(np.int32(0))
+    for c in range(0, wide, 32):
+        add_basis_pairs(basis + 4 * c, 4 * wide, pairs, count, sums + 4 * c)
+        for n in range(c, c + 32, 16):
+            own = load_lanes(sums + 4 * n)
+            most = greater(most, greater(own, splat(np.int32(0)) - own))
+    return np.int64(greatest_lane(most))
+
+
+@part
+def weigh_sums(product: Any, factors: Any, dim: Any, numbers: Any) -> None:
+    """numbers, int32 of at most 2**29: sums times a scale, and a mean times a gain, in their place."""
+    mean = load_long(product + MEAN)
+    for c in range(0, dim, 16):
+        number = shift_rounded(load_lanes(numbers + 4 * c), factors.down) * factors.scale
+        number = shift_rounded(number, factors.right)
+        if factors.gain:
+            part = shift_rounded(load_lanes(mean + 4 * c) * factors.gain, MEAN_BITS)
+            number = number + shift_rounded(part, factors.mean_right)
+        store_lanes(number, numbers + 4 * c)
+
+
+@part
+def find_greatest(numbers: Any, dim: Any, pairs: Any) -> Any:
+    """Lanes of which one is the greatest magnitude: of channels that will turn the sum of both."""
+    most, zero = splat(np.int32(0)), splat(np.int32(0))
+    for c in range(2 * pairs & -16, dim, 16):
+        number = load_lanes(numbers + 4 * c)
+        if c < 2 * pairs:  # some of them turn
+            number = number - keep_first(number, np.int32(2 * pairs - c), np.int32(0))
+        most = greater(most, greater(number, zero - number))
+    for c in range(pairs):
+        both = np.int32(abs(load_word(numbers + 4 * c)) + abs(load_word(numbers + 4 * (c + pairs))))
+        most = greater(most, splat(both))
+    return most
+
+
+@part
+def rebuild_product_rows(
+    form: Any, head: Any, kept: Any, run: Any, position: Any, dim: Any, segments: Any, scratch: Any, rows: Any
+) -> None:
+    """A strip's rows that are codes, as numbers and exponents; of other rows nothing. Arguments as of rebuild_rows."""
+    start, tokens = run
+    within, product, sides = start & 63, form.dictionary, scratch.codes
+    others = load_long(kept + 8) | load_long(kept + 16) if kept else ZERO
+    pairs, exponents, numbers = load_long(product + TURNING), rows + 128 * dim, scratch.wide
+    turns = load_long(product + NEAR) + 4 * pairs * (position & 63)
+    codes = head + form.codes + (start >> 6) * ROWS * form.row_stride + within
+    take_sides(product, head, start, sides)
+    for t in range(tokens):
+        if others >> (within + t) & 1 == 0:
+            most = sum_centroids(product, codes + t, dim, scratch.codes + PAIRS, numbers)
+            own = sides + 2 * (within + t)
+            scale = np.int32(np.int32(load_half(own)) & 0xFFFF)
+            gain = np.int32(np.int32(load_half(own + GAINED)) & 0xFFFF)
+            factors = find_factors(product, scale, gain, most)
+            weigh_sums(product, factors, dim, numbers)
+            shift = find_shift(find_greatest(numbers, dim, pairs), WIDTH)
+            to = scratch.turned if pairs else rows + 2 * dim * t
+            for c in range(0, dim, 16):
+                store_numbers(shift_rounded(load_lanes(numbers + 4 * c), shift), to + 2 * c)
+            if pairs:
+                turn_row(scratch.turned, dim, pairs, turns + 4 * pairs * t, rows + 2 * dim * t)
+            store_exponents(factors.exponent + np.int64(shift) + BIAS[0], segments, exponents + 4 * segments * t)
