@@ -16,6 +16,7 @@ from kvcodec.bench.attention_peers import enter_attention, enter_scores
 from kvcodec.bench.bandwidth import Probes, allocate_words, read_stream, read_streams, write_words_past_caches
 from kvcodec.bench.codec_rows import codec_rows
 from kvcodec.bench.peers import NAMES, find_peers
+from kvcodec.bench.product_codec_rows import product_codec_rows
 from kvcodec.bench.pursuit_peers import enter_pursuits, make_problem
 from kvcodec.bench.report import Report, RowResult, Timing
 from kvcodec.bench.row import OURS, READ, WRITE, Absent, Contender, Row, WrongResult, require_close
@@ -181,7 +182,7 @@ def test_peers_that_were_not_asked_for_are_absent():
 
 
 def test_peers_that_are_not_installed_are_absent_and_say_how_to_install_them(monkeypatch):
-    for name in ("llama_cpp", "torch", "threadpoolctl"):
+    for name in ("llama_cpp", "torch", "threadpoolctl", "faiss"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     versions = find_peers().versions()
@@ -207,7 +208,8 @@ def test_peers_agree_where_they_are_installed(name):
     entries = [*enter_attention(peers, make_cache(4, 2, 640)), *enter_scores(peers, q[0], k[0])]
     entries += [e for row in codec_rows(TINY) for e in row.prepare(peers, None)]
     entries += enter_pursuits(peers, make_problem(64, 16, 20, 3))
-    shown = {"spams": "SPAMS", "sklearn": "scikit-learn"}.get(name, name)
+    entries += [e for row in product_codec_rows(TINY) for e in row.prepare(peers, None)] if name == "faiss" else []
+    shown = {"spams": "SPAMS", "sklearn": "scikit-learn", "faiss": "FAISS"}.get(name, name)
     mine = [e for e in entries if isinstance(e, Contender) and e.name.startswith(shown)]
     assert mine
     for entry in mine:

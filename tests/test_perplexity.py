@@ -15,10 +15,11 @@ from tests.tiny_models import Numbers, load, looped_attention, needs_transformer
 from tools.capture.failure import CaptureError
 from tools.perplexity import __main__ as command
 from tools.perplexity.coding import Coding
+from tools.perplexity.figures import mean_of_blocks
 from tools.perplexity.report import write_between
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch and transformers have their own
-TOKENS, SCORED, RESIDUAL, SINKS = 40, 12, 5, 2
+TOKENS, SCORED, RESIDUAL, SINKS, BLOCK = 40, 12, 5, 2, 3
 
 
 def make_dictionaries(path, layers):
@@ -95,6 +96,19 @@ def test_what_can_be_refused_is_refused_before_a_model_is_looked_for(capsys):
     assert capsys.readouterr().err.splitlines()[0] == "perplexity: --write and --mark go together"
 
 
+def test_runs_of_tokens_are_what_an_error_comes_from():
+    lot = np.random.default_rng(5)
+    apart = lot.standard_normal(4000)
+    mean, error = mean_of_blocks(apart, 1)
+    assert mean == pytest.approx(apart.mean())
+    assert error == pytest.approx(apart.std(ddof=1) / 4000**0.5)
+    assert mean_of_blocks(apart, 32)[1] == pytest.approx(error, rel=0.3)
+    together = np.repeat(lot.standard_normal(200), 20)  # twenty alike: as good as 200 numbers
+    assert mean_of_blocks(together, 20)[1] == pytest.approx(4.5 * mean_of_blocks(together, 1)[1], rel=0.1)
+    assert mean_of_blocks(np.ones(1), 32) == (1, 0)
+    assert mean_of_blocks(np.array([0.0, 1.0]), 32) == (0.5, pytest.approx(0.5))
+
+
 # ---- models that run
 
 
@@ -105,7 +119,8 @@ def measured(tmp_path, monkeypatch, capsys):
     text = write_words(tmp_path / "walk.txt")
 
     def run(folder, codings, *arguments, texts=(str(text),)):
-        options = ["--tokens", TOKENS, "--scored", SCORED, "--residual", RESIDUAL, "--sinks", SINKS, *arguments]
+        options = ["--tokens", TOKENS, "--scored", SCORED, "--residual", RESIDUAL, "--sinks", SINKS, "--block", BLOCK]
+        options += arguments
         asked = [word for coding in codings for word in ("--coding", coding)]
         code = command.main(["--model", str(folder), "--texts", *texts, *asked, "--json", *map(str, options)])
         said = capsys.readouterr()
@@ -150,9 +165,10 @@ def naive_figures(folder, coding):
     targets = ids[-SCORED:].numpy()
     more = raw[np.arange(SCORED), targets] - coded[np.arange(SCORED), targets]
     kl = (np.exp(raw) * (raw - coded)).sum(1)
+    errors = [x.reshape(-1, BLOCK).mean(axis=1).std(ddof=1) / (SCORED // BLOCK) ** 0.5 for x in (kl, more)]
     return {
-        "kl": kl.mean(), "kl_error": kl.std(ddof=1) / SCORED**0.5, "loss": more.mean(),
-        "loss_error": more.std(ddof=1) / SCORED**0.5, "agreement": (raw.argmax(1) == coded.argmax(1)).mean(),
+        "kl": kl.mean(), "kl_error": errors[0], "loss": more.mean(), "loss_error": errors[1],
+        "agreement": (raw.argmax(1) == coded.argmax(1)).mean(),
         "perplexity": np.exp(-raw[np.arange(SCORED), targets].mean()),
     }  # fmt: skip
 
@@ -189,6 +205,26 @@ def test_raw_costs_nothing_and_so_does_a_window_over_all(measured, tmp_path):
     assert raw[1]["texts"]["walk.txt"]["kl"] > 0
     assert raw[0]["bytes"]["vector"] == 32
     assert raw[0]["bytes"]["ratio"] < 1 < raw[1]["bytes"]["ratio"]
+
+
+@needs_transformers
+def test_bytes_of_a_context_count_what_layers_hold(measured, tmp_path):
+    folder, path = save_model("Gemma3Text", tmp_path / "model"), tmp_path / "one.kvdict"
+    windows = load(folder).config.get_text_config()
+    slides = [kind == "sliding_attention" for kind in windows.layer_types]
+    assert any(slides)
+    assert not all(slides)
+    make_dictionaries(path, [n for n, kind in enumerate(slides) if not kind])
+    plain, long = (measured(folder, [f"dict/s4 @{path}"], *more)["codings"][0]["bytes"]
+                   for more in ((), ("--context", 4096)))  # fmt: skip
+    held = np.where(slides, min(windows.sliding_window, 4096), 4096)
+    raw = 2 * windows.head_dim
+    coded = (2 + 4 * 3) * 64 / TOKENS  # a scale, four indices of 16 bits and coefficients of 8, of a block of 64
+    sizes = np.where(slides, raw, coded)
+    assert plain["vector"] == pytest.approx(sizes.mean())
+    assert long["vector"] < plain["vector"]
+    assert long["ratio"] > plain["ratio"]
+    assert (long["vector"] - coded) / (raw - coded) == pytest.approx(held[slides].sum() / held.sum())
 
 
 @needs_transformers

@@ -14,7 +14,7 @@ from kvcodec.bench.ggml import Ggml, load_ggml
 from kvcodec.bench.row import Absent, Contender, Entry
 from kvcodec.errors import SpecError
 
-NAMES = ("ggml", "torch", "numpy", "spams", "sklearn")
+NAMES = ("ggml", "torch", "numpy", "spams", "sklearn", "faiss")
 _INSTALL = "pip install 'kvcodec-flash[bench]'"
 _NUMPY = "numpy"
 
@@ -28,6 +28,7 @@ class Peers:
     numpy: Any = None
     spams: Any = None
     sklearn: Any = None
+    faiss: Any = None
     absent: dict[str, str] = field(default_factory=dict)
 
     def versions(self) -> dict[str, str]:
@@ -38,6 +39,7 @@ class Peers:
             "numpy": str(self.numpy.__version__) if self.numpy else "",
             "spams": version("spams-bin") if self.spams else "",
             "sklearn": version("scikit-learn") if self.sklearn else "",
+            "faiss": version("faiss-cpu") if self.faiss else "",
         }
         return {name: own or f"absent: {self.absent[name]}" for name, own in found.items()}
 
@@ -83,10 +85,17 @@ def _load_pursuit(module: str) -> Any:
     return importlib.import_module(module)
 
 
+def _load_faiss() -> Any:
+    faiss = importlib.import_module("faiss")
+    faiss.omp_set_num_threads(1)
+    return faiss
+
+
 _LOADERS: dict[str, Callable[[], Any]] = {
     "ggml": load_ggml,
     "torch": _load_torch,
     "numpy": _load_numpy,
     "spams": partial(_load_pursuit, "spams"),
     "sklearn": partial(_load_pursuit, "sklearn.linear_model"),
+    "faiss": _load_faiss,
 }

@@ -19,6 +19,7 @@ from kvcodec.bench.command_rows import command_rows
 from kvcodec.bench.machine import describe_machine
 from kvcodec.bench.opening_rows import opening_rows
 from kvcodec.bench.peers import NAMES, Peers, find_peers
+from kvcodec.bench.product_codec_rows import product_codec_rows
 from kvcodec.bench.pursuit_rows import pursuit_rows
 from kvcodec.bench.report import Report, RowResult, Timing
 from kvcodec.bench.row import READ, Absent, Contender, Row, WrongResult
@@ -33,8 +34,8 @@ _PROBE_ROUNDS = Scale(rounds=7, row_seconds=1.0)
 def list_rows(scale: Scale) -> list[Row]:
     """All rows, in the order in which they are shown."""
     return [
-        *bandwidth_rows(scale), *codec_rows(scale), *pursuit_rows(scale), *attention_rows(scale), *tier_rows(scale),
-        *opening_rows(scale), *command_rows(scale),
+        *bandwidth_rows(scale), *codec_rows(scale), *pursuit_rows(scale), *product_codec_rows(scale),
+        *attention_rows(scale), *tier_rows(scale), *opening_rows(scale), *command_rows(scale),
     ]  # fmt: skip
 
 

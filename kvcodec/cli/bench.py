@@ -27,7 +27,7 @@ def command(
     ] = False,
     peers: Annotated[
         str, typer.Option(help="Libraries to compare with, where they are installed.")
-    ] = "ggml,torch,numpy,spams,sklearn",
+    ] = "ggml,torch,numpy,spams,sklearn,faiss",
     plot: Annotated[Path | None, typer.Option(help="Make a bar chart of the ratios, .png or .svg.")] = None,
     scratch: Annotated[
         Path | None, typer.Option(help="Directory for dumps and logs of up to 4 GiB. [default: the system's]")

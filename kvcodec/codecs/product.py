@@ -131,6 +131,10 @@ class Product:
         return product_to_bytes(self)
 
     @cached_property
+    def _woven(self) -> NDArray[np.int16]:
+        return kernels.weave_rows(self.basis)
+
+    @cached_property
     def _coder(self) -> _Coder:
         return _Coder(self)
 
@@ -150,9 +154,10 @@ class Product:
         """float32 (n, d) of codes, not yet turned to their positions."""
         out = np.empty((len(coded.gains), self.dim), np.float32)
         scales, gains = self.scale_table[coded.gains, coded.shapes], self.gain_table[coded.gains]
+        basis = self._woven
         kernels.rebuild_products(
-            np.ascontiguousarray(coded.codes), self.basis, self.books, self.ends, scales, gains, self.mean,
-            np.empty(self.dim, np.int32), out,
+            np.ascontiguousarray(coded.codes), basis, self.books, self.ends, scales, gains, self.mean,
+            np.zeros(2 * len(basis), np.int16), np.empty(basis.shape[1], np.int32), out,
         )  # fmt: skip
         return out
 

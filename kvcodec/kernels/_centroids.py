@@ -1,4 +1,4 @@
-"""What product codes do with vectors: the centroid of 256 that misses least. See _vectors.py."""
+"""What product codes do with vectors: the centroid of 256 that misses least, sums of rows. See _vectors.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from kvcodec.kernels._vectors import INT, all_of, broadcast, call, compiled, load, memory, pick, store
+from kvcodec.kernels._products import add_pairs
+from kvcodec.kernels._vectors import I16X16, INT, all_of, broadcast, call, compiled, load, memory, pick, store
 
 CENTROIDS = 256
 TRIES = 4  # shapes that are tried together
 _cgutils: Any = cgutils
 _LANES = 8
-_FLOAT, _I8, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(64)
+_FLOAT, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_WORDS = ir.VectorType(_I32, _LANES)
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _MOST = 3e38
 
@@ -88,6 +90,33 @@ def _(b: Any, squares: Any, dots: Any, factors: Any, least: Any) -> Any:
         number = b.add(b.shl(n, ir.Constant(_I64, 3)), b.zext(first, _I64))
         b.store(b.select(b.icmp_unsigned("==", alike, ir.Constant(_I8, 0)), b.load(found), number), found)
     return b.load(found)
+
+
+def sum_woven(rows: Any, stride: Any, pairs: Any, count: Any, to: Any) -> None:
+    """16 int32: int16 pairs, `count` of them, times as many rows of 16 channels of two numbers each, `stride` bytes
+    apart; the sums are exact.
+    """
+    total = np.zeros(16, np.int32)
+    for n in range(count):
+        both = memory(rows + n * stride, 32, np.int16).astype(np.int32) * np.tile(
+            memory(pairs + 4 * n, 2, np.int16), 16
+        )
+        total += both.reshape(16, 2).sum(axis=1, dtype=np.int32)
+    memory(to, 16, np.int32)[:] = total
+
+
+@compiled(sum_woven, types.void, INT, INT, INT, INT, INT)
+def _(b: Any, rows: Any, stride: Any, pairs: Any, count: Any, to: Any) -> None:
+    own = [_cgutils.alloca_once_value(b, all_of(_WORDS, 0)) for _ in range(2)]
+    with cgutils.for_range(b, count) as loop:
+        pair = load(b, b.add(pairs, b.shl(loop.index, ir.Constant(_I64, 2))), _I32)
+        numbers = b.bitcast(broadcast(b, pair, _WORDS), I16X16)
+        row = b.add(rows, b.mul(loop.index, stride))
+        for n, place in enumerate(own):
+            products = add_pairs(b, load(b, _plus(b, row, 32 * n), I16X16), numbers)
+            b.store(b.add(b.load(place), products), place)
+    for n, place in enumerate(own):
+        store(b, b.load(place), _plus(b, to, 32 * n))
 
 
 def _plus(b: Any, address: Any, count: int) -> Any:

@@ -12,12 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.kernels._centroids import CENTROIDS, TRIES, find_least, load_float, store_float, store_least_of_four
+from kvcodec.kernels._centroids import (
+    CENTROIDS,
+    TRIES,
+    find_least,
+    load_float,
+    store_float,
+    store_least_of_four,
+    sum_woven,
+)
 from kvcodec.kernels._jit import inline, jit
 from kvcodec.kernels._projection_tiles import COLUMNS
 from kvcodec.kernels.projection import project_tile
 
 BLOCK = 12  # vectors whose products are held at once
+CHANNELS = 16  # of a row that are summed at once
 WORK = 3 * TRIES  # float32
 SHAPES = 16
 _TILES = CENTROIDS // COLUMNS
@@ -136,6 +145,15 @@ def code_products(
             gains[v] = np.float32(np.float32(lengths[v] * over) / max(under, np.float32(1e-30)))
 
 
+def weave_rows(basis: NDArray[np.int16]) -> NDArray[np.int16]:
+    """A basis (components, d) for rebuild_products: (ceil(components / 2), d padded to CHANNELS, 2), padding 0."""
+    count, dim = basis.shape
+    woven = np.zeros(((count + 1) // 2, -(-dim // CHANNELS) * CHANNELS, 2), np.int16)
+    woven[:, :dim, 0] = basis[::2]
+    woven[: count // 2, :dim, 1] = basis[1::2]
+    return woven
+
+
 @jit
 def rebuild_products(
     codes: NDArray[np.uint8],
@@ -145,25 +163,26 @@ def rebuild_products(
     scales: NDArray[np.float32],
     gains: NDArray[np.float32],
     mean: NDArray[np.float32],
+    numbers: NDArray[np.int16],
     sums: NDArray[np.int32],
     out: NDArray[np.float32],
 ) -> None:
     """out (n, d) = scale * (sum of basis rows times what the coded centroids have in them, exact) + gain * mean.
 
-    Each of the two products, and their sum, is rounded. basis (components, d); books (components, 256). scales, gains:
-    (n,). sums: (d,), work space.
+    Each of the two products, and their sum, is rounded. basis: see weave_rows. books (components, 256). scales, gains:
+    (n,). numbers: zeros (components, and one more if they are odd), sums: (d padded to CHANNELS,), work space.
     """
+    stride, half = np.int64(4 * basis.shape[1]), np.int64(basis.shape[0])
     for n in range(codes.shape[0]):
-        for c in range(sums.shape[0]):
-            sums[c] = np.int32(0)
         begin = np.int64(0)
         for g in range(ends.shape[0]):
             k = codes[n, g]
             for i in range(begin, ends[g]):
-                number = np.int32(books[i, k])
-                for c in range(sums.shape[0]):
-                    sums[c] = np.int32(sums[c] + np.int32(number * np.int32(basis[i, c])))
+                numbers[i] = np.int16(books[i, k])
             begin = np.int64(ends[g])
+        for c in range(0, basis.shape[1], CHANNELS):
+            place = np.int64(basis.ctypes.data + 4 * c)
+            sum_woven(place, stride, np.int64(numbers.ctypes.data), half, np.int64(sums.ctypes.data + 4 * c))
         scale, gain = scales[n], gains[n]
-        for c in range(sums.shape[0]):
+        for c in range(mean.shape[0]):
             out[n, c] = np.float32(np.float32(np.float32(sums[c]) * scale) + np.float32(gain * mean[c]))

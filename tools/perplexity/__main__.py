@@ -20,10 +20,12 @@ from tools.perplexity.report import Report, write_between
 DESCRIPTION = """\
 Run a language model on real texts while its KV cache is coded, and say how far its next-token distributions are from
 those over a 16-bit cache: the Kullback-Leibler divergence, how the perplexity changes, how often the most likely token
-is the same. Standard errors take tokens as independent; that of the perplexity is of paired differences.
+is the same. Standard errors take runs of --block tokens as independent; that of the perplexity is of paired
+differences.
 
 Attention sees the newest --residual tokens and the first --sinks as they are, all others as kvcodec decodes them, and
-every layer sees what the coded caches of earlier layers led to. Bytes are as if all tokens had been coded."""
+every layer sees what the coded caches of earlier layers led to. Bytes are as if all tokens had been coded; with
+--context they are those of so long a text, of which layers with a sliding window hold that alone."""
 EPILOG = """\
 a coding is SPEC for K and V, or "k=SPEC v=SPEC", and for specs over dictionaries @FILE.kvdict behind: layers that have
 none in the file stay raw, and the report says so.
@@ -53,6 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--scored", type=number_from(1), default=512, metavar="N", help="of these, the last N are predicted (512)")
     add("--residual", type=number_from(0), default=128, metavar="N", help="newest tokens that are raw (128)")
     add("--sinks", type=number_from(0), default=4, metavar="N", help="first tokens that are raw (4)")
+    add("--block", type=number_from(1), default=32, metavar="N", help="tokens of a run that counts as one (32)")
+    add("--context", type=number_from(1), metavar="N", help="count bytes as at N tokens (as if layers held all)")
     add("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="of the cache (bfloat16)")
     add("--run-dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="the model's (float32)")
     add("--device", default="cpu", help="that the model runs on, as torch names it (cpu)")
@@ -138,7 +142,7 @@ def _measure(options: argparse.Namespace, place: Any, codings: list[Coding], tex
     _tell(f"loading {name}")
     model = load_model(place, options.run_dtype, options.device)
     words = int(model.config.get_text_config().vocab_size)
-    report = Report(name, options.tokens, options.scored, options.residual, options.sinks, codings)
+    report = Report(name, options.tokens, options.scored, options.residual, options.sinks, codings, options.context)
     for text, ids in texts.items():
         if max(ids) >= words:
             raise CaptureError(f"text {text!r} has token {max(ids)}, {name} has {words} words: ids of another model?")

@@ -23,13 +23,15 @@ from tools.perplexity.coding import Coding
 class CodedCache:
     """Runs of one model over a cache of `dtype`, of which the newest `residual` and the first `sinks` tokens stay raw.
 
-    bytes: of the last run, the counts of each stream (see Coded).
+    bytes: of the last run, the counts of each stream (see Coded). windows: of each layer, tokens that a query sees,
+    None for all.
     """
 
     def __init__(self, head: Head, dtype: str, residual: int, sinks: int) -> None:
         self._head, self._dtype, self._residual, self._sinks = head, dtype, residual, sinks
         self._coding: Coding | None = None
         self.bytes: dict[tuple[int, StreamId], Counter[str]] = {}
+        self.windows: dict[int, int | None] = {}
 
     def run(self, ids: Tensor, coding: Coding | None) -> Tensor:
         """Hidden states (tokens, width) of a text; without a coding the whole cache is raw. Raises CaptureError."""
@@ -40,6 +42,7 @@ class CodedCache:
     def _attend(self, call: Call) -> Tensor:
         k, v = (rows.to(getattr(torch, self._dtype)).to(rows.dtype) for rows in (call.k, call.v))
         own = call._replace(k=k, v=v)
+        self.windows[call.layer] = call.window
         if self._coding is None:
             return attend(own)
         errors = self._error(call.layer, StreamId.K, k), self._error(call.layer, StreamId.V, v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +18,20 @@ Sizes = dict[tuple[int, StreamId], Counter[str]]
 
 
 class Measured(NamedTuple):
-    """Of one text: its tokens, its perplexity over the raw cache; of each coding a score, and bytes by stream."""
+    """Of one text: its tokens, its perplexity over the raw cache; of each coding a score, and bytes by stream; windows
+    of layers, None for all tokens.
+    """
 
     tokens: int
     perplexity: float
     scores: Sequence[Score]
     sizes: Sequence[Sizes]
+    windows: Mapping[int, int | None]
 
 
 class Size(NamedTuple):
-    """Bytes of a coding. vector: of codes and side values, mean over streams. token: of all streams of a token, with
-    the records' headers. ratio: how often 16-bit rows hold that.
+    """Bytes of a coding. vector: of codes and side values, mean over vectors held. token: of all that streams hold,
+    with the records' headers, for each token of the context. ratio: how often 16-bit rows hold that.
     """
 
     vector: float
@@ -38,7 +41,9 @@ class Size(NamedTuple):
 
 @dataclass
 class Report:
-    """All texts of one run of the command."""
+    """All texts of one run of the command. context: tokens of a text for which bytes are counted, of which a layer with
+    a window holds that alone; None to count all tokens of the texts in all layers.
+    """
 
     model: str
     tokens: int
@@ -46,6 +51,7 @@ class Report:
     residual: int
     sinks: int
     codings: Sequence[Coding]
+    context: int | None = None
     texts: dict[str, Measured] = field(default_factory=dict)
 
     def add(self, text: str, measured: Measured) -> None:
@@ -54,10 +60,15 @@ class Report:
 
     def size(self, n: int) -> Size:
         """Of coding number `n`, over all texts."""
-        total, tokens = Counter[str](), sum(one.tokens for one in self.texts.values())
+        total, tokens = dict.fromkeys(("vectors", "raw", "nbytes", "headers"), 0.0), 0
         for one in self.texts.values():
-            for counts in one.sizes[n].values():
-                total += counts
+            context = one.tokens if self.context is None else self.context
+            tokens += context
+            for (layer, _), counts in one.sizes[n].items():
+                window = one.windows[layer] if self.context is not None else None
+                held = context if window is None else min(context, window)
+                for name in total:
+                    total[name] += counts[name] * held / one.tokens
         written = total["nbytes"] + total["headers"]
         return Size(total["nbytes"] / total["vectors"], written / tokens, total["raw"] / written)
 
@@ -76,7 +87,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        options = {name: getattr(self, name) for name in ("model", "tokens", "scored", "residual", "sinks")}
+        options = {name: getattr(self, name) for name in ("model", "tokens", "scored", "residual", "sinks", "context")}
         texts = {text: {"tokens": one.tokens, "perplexity": one.perplexity} for text, one in self.texts.items()}
         codings = []
         for n, coding in enumerate(self.codings):
@@ -94,6 +105,8 @@ class Report:
             f"({', '.join(f'{text}, perplexity {one.perplexity:.2f}' for text, one in self.texts.items())}). "
             f"The newest {self.residual} tokens and {self.sinks} sinks are raw. ± is one standard error."
         )
+        if self.context is not None:
+            about += f" Bytes are those of {self.context} tokens of context."
         head = ["coding", "bytes of a vector", "bytes of a token, headers too", "ratio"]
         means = [[*head, "KL divergence, nats", "perplexity, %", "same most likely token, %"]]
         by_text = [["coding", *(f"{text}: {what}" for text in self.texts for what in ("KL", "perplexity, %"))]]

@@ -24,5 +24,5 @@ def measure_text(model: Any, ids: Sequence[int], codings: Sequence[Coding], opti
     for coding in codings:
         others.append(cache.run(tokens, coding)[asked])
         sizes.append(dict(cache.bytes))
-    perplexity, scores = score(head, reference, others, tokens[-options.scored :])
-    return Measured(len(tokens), perplexity, scores, sizes)
+    perplexity, scores = score(head, reference, others, tokens[-options.scored :], options.block)
+    return Measured(len(tokens), perplexity, scores, sizes, cache.windows)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from tools.capture.head import Head
-from tools.perplexity.figures import Score
+from tools.perplexity.figures import Score, mean_of_blocks
 
 
-def score(head: Head, reference: Tensor, others: Sequence[Tensor], targets: Tensor) -> tuple[float, list[Score]]:
+def score(
+    head: Head, reference: Tensor, others: Sequence[Tensor], targets: Tensor, block: int
+) -> tuple[float, list[Score]]:
     """The reference's perplexity, and a score of each of `others`: all hidden states (positions, width), of which
-    position i predicts targets[i].
+    position i predicts targets[i]. block: see mean_of_blocks.
     """
     losses: list[list[Tensor]] = [[] for _ in (reference, *others)]
     divergences: list[list[Tensor]] = [[] for _ in others]
@@ -32,12 +34,7 @@ def score(head: Head, reference: Tensor, others: Sequence[Tensor], targets: Tens
     plain = torch.cat(losses[0]).double()
     scores = []
     for loss, kl, agreement in zip(losses[1:], divergences, agreements, strict=True):
-        more = torch.cat(loss).double() - plain
-        scores.append(Score(*_mean(torch.cat(kl).double()), *_mean(more), float(torch.cat(agreement).mean())))
+        figures = torch.cat(kl).double(), torch.cat(loss).double() - plain
+        means = [number for own in figures for number in mean_of_blocks(own.cpu().numpy(), block)]
+        scores.append(Score(*means, float(torch.cat(agreement).mean())))
     return math.exp(float(plain.mean())), scores
-
-
-def _mean(numbers: Tensor) -> tuple[float, float]:
-    """And its standard error."""
-    error = float(numbers.std()) / math.sqrt(len(numbers)) if len(numbers) > 1 else 0.0
-    return float(numbers.mean()), error
