@@ -563,7 +563,7 @@ types:
         type: u1
         valid:
           expr: >-
-            (_ & (codec == codec_id::raw or codec == codec_id::product ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _
+            (_ & (codec == codec_id::raw ? 0 : codec == codec_id::product ? 4 : codec == codec_id::dictionary ? 6 : 1)) == _
       - id: group
         type: u2
         valid:
@@ -597,8 +597,8 @@ types:
   sparse_fields:
     doc: |
       How rows are coded over a dictionary, and which, in GROUP, ROWS and POLICY: six fields that stand in the struct
-      itself there. By product codes the first two say which, and `dictionary_atoms` how many groups they have. They are
-      0 with other codecs.
+      itself there. By product codes the first two say which, and `dictionary_atoms` how many groups they have; but for
+      `error_bound` the others are 0 there. All are 0 with other codecs.
     doc-ref:
       - formats/record.md#group
       - formats/dictionary.md#a-row
@@ -620,7 +620,7 @@ types:
       - id: error_bound
         type: u2
         valid:
-          expr: '_ <= (is_used ? 0x7fff : 0) and (_ > 0 or not is_bounded)'
+          expr: '_ <= (is_used or is_product and is_bounded ? 0x7fff : 0) and (_ > 0 or not is_bounded)'
       - id: atoms
         type: u1
         valid:
@@ -712,7 +712,7 @@ types:
         type: u2
         valid:
           expr: >-
-            (_ & (codec == codec_id::raw or codec == codec_id::product ? 0 : codec == codec_id::dictionary ? 6 : 1)) == _
+            (_ & (codec == codec_id::raw ? 0 : codec == codec_id::product ? 4 : codec == codec_id::dictionary ? 6 : 1)) == _
       - id: group
         type: u2
         valid:

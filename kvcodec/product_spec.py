@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvcodec.errors import SpecError
-from kvcodec.sparse_spec import HASH_BYTES
+from kvcodec.sparse_spec import ERROR_STEPS, HASH_BYTES, parse_bound, shortest_bound
 
 MAX_GROUPS = 128
 MAX_BUDGET = 1000
@@ -15,19 +15,28 @@ BUDGET_STEPS = 16  # budgets are counted in 1/16 bytes
 @dataclass(frozen=True)
 class ProductSpec:
     """budget: bytes of a vector, on average over the streams of a model, that the codes must have been trained for; 0
-    for any. groups and basis name the codes of a stream: how many there are, and the set that they are from; 0 and
+    for any. error: relative error in 1/32768 that no vector exceeds, one whose codes would being kept as INT4 or raw; 0
+    for none. groups and basis name the codes of a stream: how many there are, and the set that they are from; 0 and
     empty until an encoder, or a store, has bound the spec to some, which ends what there is to say of a budget.
     """
 
     budget: float = 0.0
     groups: int = 0
     basis: bytes = b""
+    error: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget <= MAX_BUDGET:
             raise SpecError(f"B{self.budget:g}: want a budget of up to {MAX_BUDGET} bytes")
         if not 0 <= self.groups <= MAX_GROUPS or len(self.basis) not in (0, HASH_BYTES):
             raise SpecError(f"product codes of {self.groups} groups, named by {len(self.basis)} bytes")
+        if not 0 <= self.error < ERROR_STEPS:
+            raise SpecError(f"max{self.error / ERROR_STEPS:g}: want a relative error of at least 0 and below 1")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no vector errs by more than `error`."""
+        return self.error > 0
 
     @property
     def code_bytes(self) -> int:
@@ -50,22 +59,32 @@ class ProductSpec:
         """These for the codes of a stream."""
         return replace(self, budget=0.0, groups=groups, basis=basis)
 
+    def with_bound(self, error: float) -> ProductSpec:
+        """These with a bound on the relative error of every vector, unless they have one already."""
+        return self if self.bounded else replace(self, error=parse_bound(error))
+
     @classmethod
     def parse(cls, parts: list[str]) -> ProductSpec:
-        """From parts such as B32. Raises SpecError with what is not understood."""
-        budget = 0.0
+        """From parts such as B32, max0.3. Raises SpecError with what is not understood."""
+        budget, error = 0.0, 0
         for part in parts:
+            prefix = "max" if part.startswith("max") else "B"
             try:
-                number = float(part[1:]) if part[:1] == "B" else 0.0
+                number = float(part.removeprefix(prefix)) if part.startswith(prefix) else 0.0
             except ValueError:
                 number = 0.0
-            if not 0 < number <= MAX_BUDGET or budget:
-                raise SpecError(f"{part!r} is unknown, want BN, a budget of bytes such as B32, or gN")
-            budget = number
-        return cls(budget)
+            if prefix == "max" and number and not error:
+                error = parse_bound(number)
+            elif prefix == "B" and 0 < number <= MAX_BUDGET and not budget:
+                budget = number
+            else:
+                raise SpecError(f"{part!r} is unknown, want BN, a budget of bytes such as B32, maxN or gN")
+        return cls(budget, error=error)
 
     def __str__(self) -> str:
-        return f"B{self.budget:g}" if self.budget else ""
+        parts = [f"B{self.budget:g}"] if self.budget else []
+        parts += [f"max{shortest_bound(self.error)}"] if self.error else []
+        return "/".join(parts)
 
 
 def round_budget(budget: float) -> float:

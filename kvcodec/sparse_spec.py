@@ -134,7 +134,7 @@ class SparseCodes:
         parts = [f"s{self.atoms}", f"c{self.bits}"]
         parts += ["ef"] if self.sets else []
         parts += [f"low{self.low}"] if self.low else []
-        parts += [("max" if self.bounded else "e") + _shortest(self.error)] if self.error else []
+        parts += [("max" if self.bounded else "e") + shortest_bound(self.error)] if self.error else []
         return "/".join(parts)
 
 
@@ -174,8 +174,8 @@ def parse_bound(error: float) -> int:
     return int(error * ERROR_STEPS)
 
 
-def _shortest(error: int) -> str:
-    """The shortest decimal number that is parsed to `error`."""
+def shortest_bound(error: int) -> str:
+    """The shortest decimal number that is parsed to `error`, which is in 1/32768."""
     for digits in range(1, 9):
         number = -(-error * 10**digits // ERROR_STEPS) / 10**digits
         if int(number * ERROR_STEPS) == error:

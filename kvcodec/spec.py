@@ -74,6 +74,18 @@ class CodecSpec:
         return self.sparse.size if self.sparse else self.product.groups if self.product else 0
 
     @property
+    def bounded(self) -> bool:
+        """Whether no vector errs by more than a bound, those whose codes would being kept otherwise."""
+        own = self.sparse or self.product
+        return own is not None and own.bounded
+
+    @property
+    def error(self) -> int:
+        """Relative error in 1/32768 at which pursuit stops, or that no vector exceeds of a bounded spec; 0 for none."""
+        own = self.sparse or self.product
+        return own.error if own is not None else 0
+
+    @property
     def bits(self) -> int:
         """Bits of one code; 16 for raw."""
         if self.product is not None:
@@ -84,7 +96,7 @@ class CodecSpec:
     def flags(self) -> GroupFlag:
         own = self.sparse
         sets = GroupFlag.SETS if own and own.sets else GroupFlag.NONE
-        bounded = GroupFlag.BOUNDED if own and own.bounded else GroupFlag.NONE
+        bounded = GroupFlag.BOUNDED if self.bounded else GroupFlag.NONE
         return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets | bounded
 
     def bound_to(self, size: int, basis: bytes) -> CodecSpec:
@@ -98,7 +110,11 @@ class CodecSpec:
         return replace(self, sparse=self.sparse.bound_to(size, basis))
 
     def with_bound(self, error: float) -> CodecSpec:
-        """This spec with a bound on the relative error of every vector, if it is over a dictionary and has none."""
+        """This spec with a bound on the relative error of every vector, if it is over a dictionary, or of product
+        codes, and has none.
+        """
+        if self.product is not None:
+            return replace(self, product=self.product.with_bound(error))
         return self if self.sparse is None else replace(self, sparse=self.sparse.with_bound(error))
 
     def with_atoms(self, atoms: int) -> CodecSpec:

@@ -20,9 +20,9 @@ settings.load_profile("soak" if os.environ.get("KVCODEC_SOAK") else "repeatable"
 COVERED = {
     f"test_{name}"
     for name in (
-        "attention_store", "bounded", "bulk_verify", "codecs", "coding", "crash", "damage", "device", "dictionary",
-        "durability", "extents", "formats", "golden", "growing", "identity", "layers", "machine", "opening",
-        "product_logs", "promises", "rows", "shapes", "store",
+        "attention_store", "bounded", "bounded_product", "bulk_verify", "codecs", "coding", "crash", "damage", "device",
+        "dictionary", "durability", "extents", "formats", "golden", "growing", "identity", "layers", "machine",
+        "opening", "product_logs", "promises", "rows", "shapes", "store",
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.cli.app import app
 from kvcodec.cli.info_report import gather_info, print_info
 from kvcodec.codecs.bitmap import CODES, INT4, RAW, Mixed, bitmap_bytes, join_rows, pack_kinds, take_mixed, unpack_kinds
-from kvcodec.codecs.bounded import BoundedCodec
+from kvcodec.codecs.bounded_sparse import BoundedSparse
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.pursuit import pursue
 from kvcodec.codecs.rows import GroupedRows, row_codec_for
@@ -189,7 +189,7 @@ def problems(draw):
 
 
 def decode_record(one, dictionary, tokens, heads, dim, dtype, *, wide=False):
-    codec = BoundedCodec(one.spec, dictionary)
+    codec = BoundedSparse(one.spec, dictionary)
     body, stored = one.mixed.join(), one.mixed.bitmap_bytes
     if stored:
         return codec.decode_mixed(body, stored, tokens, dim, dtype, heads, wide=wide)
@@ -201,7 +201,7 @@ def decode_record(one, dictionary, tokens, heads, dim, dtype, *, wide=False):
 def test_every_vector_meets_the_bound(problem):
     spec, dictionary, dtype, rows, tokens = problem
     heads, dim = rows.shape[1:]
-    codec = BoundedCodec(spec, dictionary)
+    codec = BoundedSparse(spec, dictionary)
     made = codec.encode_records(rows.view(np.uint16), dtype, tokens)
     for one, own in zip(made, np.split(rows, 2), strict=True):
         back = decode_record(one, dictionary, tokens, heads, dim, dtype).view(TYPES[dtype])
@@ -222,10 +222,10 @@ def test_a_vector_takes_no_more_atoms_than_it_needs():
     dictionary, rng = make_dictionary(200, 32), np.random.default_rng(1)
     picked = [np.array([rng.choice(200, n, replace=False) for _ in range(64)]) for n in (1, 2, 4)]
     rows = np.concatenate([(dictionary.atoms[p].sum(axis=1)) for p in picked]).astype(BF16).view(np.uint16)
-    met = BoundedCodec(CodecSpec.parse("dict/s24/c8/max0.15"), dictionary)._meet(
+    met = BoundedSparse(CodecSpec.parse("dict/s24/c8/max0.15"), dictionary)._meet(
         rows[:, None], DtypeId.BFLOAT16, NOWHERE
     )
-    means = [part.mean() for part in np.split(met.need, 3)]
+    means = [part.mean() for part in np.split(met.tried.need, 3)]
     assert 1 <= means[0] < 1.1 < means[1] < 3 < means[2] < 7
 
 
@@ -234,13 +234,13 @@ def test_a_record_has_the_atoms_that_make_it_smallest():
     rows = rng.standard_normal((64, 2, 64))
     rows[:, 0] = dictionary.atoms[:64]  # one atom each
     bits = rows.astype(BF16).view(np.uint16)
-    codec = BoundedCodec(CodecSpec.parse("dict/s24/c6/max0.3"), dictionary)
+    codec = BoundedSparse(CodecSpec.parse("dict/s24/c6/max0.3"), dictionary)
     one = codec.encode_records(bits, DtypeId.BFLOAT16, 64)[0]
     assert not one.mixed.kinds[0].any()
     met = codec._meet(bits, DtypeId.BFLOAT16, NOWHERE)
     small = GroupedRows(CodecSpec.parse("int4/token/g32"), StreamId.V).row_bytes(64)
     sizes = {
-        n: 128 * codec._sizes[n] + small * int((met.need > n).sum()) + 64 * bool((met.need > n).any())
+        n: 128 * codec.rooms[n] + small * int((met.tried.need > n).sum()) + 64 * bool((met.tried.need > n).any())
         for n in range(1, 25)
     }
     assert len(one.mixed.join()) == min(sizes.values()) == sizes[one.spec.sparse.atoms]
@@ -250,7 +250,7 @@ def test_a_record_has_the_atoms_that_make_it_smallest():
 def test_codes_that_nothing_is_kept_beside_are_as_any_other():
     dictionary = make_dictionary()
     rows = dictionary.atoms[np.arange(64) % 48][:, None].astype(BF16).view(np.uint16)
-    one = BoundedCodec(CodecSpec.parse("dict/s4/max0.5"), dictionary).encode_records(rows, DtypeId.BFLOAT16, 64)[0]
+    one = BoundedSparse(CodecSpec.parse("dict/s4/max0.5"), dictionary).encode_records(rows, DtypeId.BFLOAT16, 64)[0]
     assert one.mixed.bitmap_bytes == 0
     assert one.spec.sparse.atoms == 1
     assert len(one.mixed.join()) == 64 * one.spec.sparse.row_bytes
@@ -262,7 +262,7 @@ def test_a_metric_and_a_mean_leave_the_bound():
     picked = np.random.default_rng(3).integers(0, 200, (64, 2, 3))
     rows = (plain.atoms[picked].sum(axis=2) / 50 + 3).astype(BF16)
     for dictionary in (plain, weighed):
-        codec = BoundedCodec(CodecSpec.parse("dict/s12/c6/max0.1"), dictionary)
+        codec = BoundedSparse(CodecSpec.parse("dict/s12/c6/max0.1"), dictionary)
         one = codec.encode_records(rows.view(np.uint16), DtypeId.BFLOAT16, 64)[0]
         back = decode_record(one, dictionary, 64, 2, DIM, DtypeId.BFLOAT16).view(BF16)
         assert relative(rows, back).max() <= 0.1
@@ -386,7 +386,7 @@ def test_every_split_of_a_record_is_that_record():
     x = mixed_rows(BF16, 7, 64, 4)
     x[:, 2] = dictionary.atoms[:1]
     spec = CodecSpec.parse("dict/s6/c6/max0.1").bound_to(dictionary.size, b"x" * 16)
-    codec = BoundedCodec(spec, dictionary)
+    codec = BoundedSparse(spec, dictionary)
     stream = kv.Model.uniform(1, 4, DIM).layers[0].streams[0]
     record = group_records(1, 0, stream, 0, x.view(np.uint16), codec, dtype, 64)[0]
     whole = codec.recode(x.view(np.uint16), dtype)
@@ -396,7 +396,7 @@ def test_every_split_of_a_record_is_that_record():
             for own in [part, *(part.split(1) if part.pieces > 1 else ())]:
                 h = own.header
                 first, heads, stored = (int(h[f]) for f in ("first_head", "heads", "bitmap_bytes"))
-                made = BoundedCodec(spec.with_atoms(int(h["atoms"])), dictionary)
+                made = BoundedSparse(spec.with_atoms(int(h["atoms"])), dictionary)
                 body = np.asarray(own.body)[int(h["error_bytes"]) :]
                 if stored:
                     back = made.decode_mixed(body, stored, 64, DIM, dtype, heads, wide=False)
@@ -425,9 +425,9 @@ def test_every_flipped_byte_of_a_record_is_found_or_harmless(tmp_path):
     """Without its checksum: nothing but CorruptRecord, and what is decoded has the shape that was asked for."""
     dictionary, dtype = make_set(2.0).dictionaries[0], DtypeId.BFLOAT16
     x = mixed_rows(BF16, 8, 30, 2)
-    codec = BoundedCodec(CodecSpec.parse("dict/s4/c6/ef/max0.1"), dictionary)
+    codec = BoundedSparse(CodecSpec.parse("dict/s4/c6/ef/max0.1"), dictionary)
     one = codec.encode_records(x.view(np.uint16), dtype, 30)[0]
-    body, own = one.mixed.join(), BoundedCodec(one.spec, dictionary)
+    body, own = one.mixed.join(), BoundedSparse(one.spec, dictionary)
     found = []
     for at in range(0, len(body), 3):
         bad = body.copy()

@@ -1,6 +1,7 @@
 """Parts of dumps and sequences, several dumps, every sequence, formats and threads."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,7 @@ def test_what_a_thread_raises_is_raised(threads):
         seen.append(n)
         if n == 5:
             raise ZeroDivisionError
+        time.sleep(0.001)  # else the others may be done before they are told to stop
 
     with pytest.raises(ZeroDivisionError):
         share_work(work, range(1000), threads)

@@ -249,7 +249,6 @@ def test_refused_bindings(tmp_path):
         ({"k": "pq/B32", "dictionary": own}, "k: pq/B32/g64: B32, .* were trained for a budget of 50 bytes"),
         ({"k": "pq", "v": "pq", "dictionary": own, "grow": 4}, "product codes do not grow"),
         ({"durability": "step", "journal": "pq"}, "journal pq/g64: want raw"),
-        ({"k": "pq", "dictionary": own, "max_error": 0.1}, "no stream is coded over a dictionary"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=why):
             kv.open(path, "w", model=MODEL, **options)
@@ -290,6 +289,25 @@ def test_attention_reads_them_in_the_log_and_in_memory(tmp_path, specs):
         check(store.sequence("a"))
     with kv.open(path) as store:
         check(store.sequence("a"))
+
+
+@pytest.mark.parametrize("error", [0.1, 0.5])
+def test_a_bound_holds_through_a_log_and_attention_reads_what_is_kept_otherwise(tmp_path, error):
+    path, spec = tmp_path / "a.kvlog", f"pq/max{error}"
+    with kv.open(path, "w", model=MODEL, k=spec, v=spec, residual=5, sinks=2, dictionary=make_set(), **SMALL) as store:
+        fill(store, 0, 70)
+    with kv.open(path, "a") as store:
+        fill(store, 70, TOKENS)
+    with kv.open(path) as store:
+        sequence = store.sequence("a")
+        for layer in range(3):
+            k, v = sequence.read(layer, dtype=np.float32)
+            for got, stream in ((k, K), (v, V)):
+                was = rows(layer, stream).astype(np.float32)
+                assert (np.linalg.norm(got - was, axis=2) <= error * np.linalg.norm(was, axis=2) * (1 + 1e-5)).all()
+            q = np.random.default_rng(9).standard_normal((2, 8)).astype(np.float32)
+            assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
+    assert verify_log(path).verdict == "clean"
 
 
 def test_a_record_of_another_number_of_groups_than_its_stream_has(tmp_path):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,19 @@ from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.dump_model import dump_model
 from kvcodec.bulk.selection import DumpPart
 from kvcodec.bulk.sources import is_log
-from kvcodec.codecs import codec_for
+from kvcodec.codecs import Codec, codec_for
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps import open_dump
 from kvcodec.errors import SpecError
-from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, StreamId
+from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import SequenceIndex
 from kvcodec.store.opening import load_dictionary, open_store
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.bounded import BoundedCodec
 
 FilePath = str | os.PathLike[str]
 _STEPS = 1 << 15  # of an error figure
@@ -196,8 +199,15 @@ def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSp
             for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
                 end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
                 rows = take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)
-                errors = codec.at(first).encode(rows, model.dtype_id, end - first).errors
-                curves[shape.name].add(first, end - first, errors[0])
+                curves[shape.name].add(first, end - first, _errors_of(codec.at(first), rows, model.dtype_id))
         tell(done + 1, len(layers))
     specs = {name: str(spec) for name, curve in curves.items() if curve.spans}
     return TextDrift(str(path), dump.tokens, specs, {n: c for n, c in curves.items() if c.spans})
+
+
+def _errors_of(codec: Codec, rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.uint16]:
+    """Error figures of the heads of one record of all rows (tokens, heads, dim)."""
+    if codec.spec.bounded:
+        return cast("BoundedCodec", codec).encode_records(rows, dtype, len(rows))[0].errors
+    (errors,) = codec.encode(rows, dtype, len(rows)).errors
+    return np.asarray(errors)

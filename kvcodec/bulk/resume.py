@@ -92,8 +92,10 @@ def _recode(
     if coded.step is None:
         header, _ = store.log.load(coded.parts[0].place)
         spec = read_spec(header)
-        if spec.sparse is not None and spec.sparse.bounded:  # how many atoms it has was chosen for its rows
-            whole = policy.bound_to(spec.sparse.size, spec.sparse.basis)  # which may have grown since it was begun
+        if spec.bounded:
+            whole = spec
+            if spec.sparse is not None:  # how many atoms it has was chosen for its rows, and its set may have grown
+                whole = policy.bound_to(spec.sparse.size, spec.sparse.basis)
             return cast("BoundedCodec", codecs.codec(whole).at(coded.first)).recode(bits, dtype)
         codec = codecs.codec(spec).at(coded.first)
         body = codec.encode(bits, dtype, coded.tokens).body[0]

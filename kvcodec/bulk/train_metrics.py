@@ -16,18 +16,20 @@ from kvcodec.layout import StreamId
 
 Metric = NDArray[np.float32] | None
 _PLAIN = 0.2  # how much of the plain metric is in that of gradients
+_SHARES = {StreamId.K: 1.0, StreamId.V: 2.0}  # so divided, a budget costs a model less than by second moments alone
 
 
 def find_metrics(dumps: Sequence[Dump], units: Sequence[Unit], options: TrainOptions) -> list[Metric]:
     """The metric of each unit, float32 (d, d); None for the plain one. Raises DumpError, SpecError.
 
-    Those of gradients are all divided by one number: errors of units can be compared.
+    Those of gradients are all divided by one number: errors of units can be compared, those of V counting twice.
     """
     if options.metric == "query":
         return [_attention_metric(dumps, unit, options) for unit in units]
     if options.metric != "gradient":
         return [None] * len(units)
     found = [gradient_metric(dumps, unit, unrotate=options.unrotates(unit)) for unit in units]
+    found = [own * _SHARES[unit.uses[0][1]] for own, unit in zip(found, units, strict=True)]
     mean = float(np.mean([np.trace(own) / len(own) for own in found]))
     return [(own / mean).astype(np.float32) for own in found]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs import decode_array, encode_array
-from kvcodec.codecs.bounded import BoundedCodec
+from kvcodec.codecs import codec_for, decode_array, encode_array
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.vectors import widen
@@ -19,6 +18,9 @@ from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.sparse_spec import Pursuit
 from kvcodec.spec import CodecSpec
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.bounded import BoundedCodec
 
 ARTICLE = "article"
 _CODEBOOK = "random"  # 2,048 of them
@@ -95,9 +97,9 @@ class SpecCoder:
     def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
         """See `Coder`."""
         dictionary = self.dictionary(layer, stream, rows.shape[2])
-        if self._spec.sparse is not None and self._spec.sparse.bounded:
-            assert isinstance(dictionary, Dictionary)
-            return _code_bounded(BoundedCodec(self._spec, dictionary, first), rows)
+        if self._spec.bounded:
+            codec = codec_for(self._spec, stream, dictionary).at(first)
+            return _code_bounded(cast("BoundedCodec", codec), rows)
         coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary, first=first)
         return TrialRows(decode_array(coded).astype(np.float32), coded.nbytes)
 

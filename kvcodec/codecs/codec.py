@@ -104,7 +104,8 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None =
 
 
 def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -> Codec:
-    from kvcodec.codecs.bounded import BoundedCodec
+    from kvcodec.codecs.bounded_product import BoundedProduct
+    from kvcodec.codecs.bounded_sparse import BoundedSparse
     from kvcodec.codecs.dictionary import Dictionary
     from kvcodec.codecs.product import Product
     from kvcodec.codecs.product_rows import ProductCodec
@@ -113,9 +114,9 @@ def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -
     if trained is not None:
         check_turned(trained, stream)
     if spec.sparse is not None and isinstance(trained, Dictionary):
-        return (BoundedCodec if spec.sparse.bounded else SparseCodec)(spec, trained)
+        return (BoundedSparse if spec.bounded else SparseCodec)(spec, trained)
     if spec.product is not None and isinstance(trained, Product):
-        return ProductCodec(spec, trained)
+        return (BoundedProduct if spec.bounded else ProductCodec)(spec, trained)
     raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
 
 

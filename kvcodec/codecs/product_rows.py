@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, take_body
+from kvcodec.codecs.codec import Encoded
 from kvcodec.codecs.planes import turn_blocks, turn_blocks_back
 from kvcodec.codecs.product import Product, ProductCodes
 from kvcodec.codecs.vectors import SIDE_BYTES, UNKNOWN_ERROR, VectorCodec, VectorRows
@@ -83,15 +83,15 @@ class ProductCodec(VectorCodec):
         """See VectorCodec."""
         return self._rows.lay(coded, tokens, dim)
 
-    def rebuild(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:
+    def rebuild(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
         """See VectorCodec."""
+        return self._rows.rebuild_vectors(codes)
+
+    def take_codes(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.uint8]:
+        """See VectorCodec: coded rows (n, row bytes), of which a shape that is none is found."""
         rows = self._take_rows(body, tokens)
         self._check(rows, tokens)
-        return self._rows.rebuild_vectors(rows.reshape(-1, rows.shape[2]))
-
-    def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
-        """Raise CorruptRecord where a shape is none; ShapeError."""
-        self._check(self._take_rows(take_body(body, self.sections(tokens, dim).total), tokens), tokens)
+        return rows.reshape(-1, rows.shape[2])
 
     def _check(self, rows: NDArray[np.uint8], tokens: int) -> None:
         """Raise CorruptRecord with the byte of the first shape that is none, of rows (records * tokens, heads, …)."""

@@ -209,5 +209,4 @@ class GroupedRows:
 
 def codes_rows(spec: CodecSpec) -> bool:
     """Whether a codec gives each row codes of its own, which are all that a record has to hold of it."""
-    bounded = spec.sparse is not None and spec.sparse.bounded
-    return spec.codec != CodecId.RAW and spec.axis == Axis.TOKEN and not bounded
+    return spec.codec != CodecId.RAW and spec.axis == Axis.TOKEN and not spec.bounded

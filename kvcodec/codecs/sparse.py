@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.codec import Encoded, take_body
+from kvcodec.codecs.codec import Encoded
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.planes import lay_planes, pack_rows, take_rows, unpack_rows
 from kvcodec.codecs.pursuit import Codes, pursue
@@ -111,16 +111,12 @@ class SparseCodec(VectorCodec):
         """See VectorCodec."""
         return self._rows.lay(coded, tokens, dim, alike=alike)
 
-    def rebuild(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:
+    def rebuild(self, codes: Codes) -> NDArray[np.float32]:
         """See VectorCodec."""
-        return self._rows.rebuild(self._unpack(body, tokens))
+        return self._rows.rebuild(codes)
 
-    def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
-        """Raise CorruptRecord where an index, a set or a scale is one that no encoder writes; ShapeError."""
-        self._unpack(take_body(body, self.sections(tokens, dim).total), tokens)
-
-    def _unpack(self, body: NDArray[np.uint8], tokens: int) -> Codes:
-        """Codes of the rows of sections (records, heads, bytes)."""
+    def take_codes(self, body: NDArray[np.uint8], tokens: int) -> Codes:
+        """See VectorCodec: an index, a set or a scale that no encoder writes is found."""
         _, heads, total = body.shape
         rows = take_rows(body, tokens, self._rows.codes)
         try:

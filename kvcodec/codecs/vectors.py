@@ -41,6 +41,11 @@ class VectorRows(ABC):
         """See `RowCodec`."""
 
     @property
+    def dim(self) -> int:
+        """Channels of a vector."""
+        return self._trained.dim
+
+    @property
     @abstractmethod
     def width(self) -> int:
         """Bytes of one row of one head."""
@@ -90,8 +95,8 @@ class VectorRows(ABC):
         return taken
 
     def check_dim(self, dim: int) -> None:
-        if dim != self._trained.dim:
-            raise ShapeError(f"rows have {dim} channels, the {self.trained_as} {self._trained.dim}")
+        if dim != self.dim:
+            raise ShapeError(f"rows have {dim} channels, the {self.trained_as} {self.dim}")
 
     def positions(self, tokens: int) -> NDArray[np.int64]:
         """int64 (tokens,): where the tokens of rows stand in their sequence."""
@@ -130,8 +135,14 @@ class VectorCodec(ABC):
         """Records of coded rows; `alike` as in `encode`."""
 
     @abstractmethod
-    def rebuild(self, body: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:
-        """Vectors (n, dim) of sections (records, heads, bytes). Raises CorruptRecord with a byte of these."""
+    def take_codes(self, body: NDArray[np.uint8], tokens: int) -> Any:
+        """Codes, token by token, of sections (records, heads, bytes), as `rebuild` takes them. Raises CorruptRecord
+        with a byte of these.
+        """
+
+    @abstractmethod
+    def rebuild(self, codes: Any) -> NDArray[np.float32]:
+        """Vectors (n, dim) of such codes, not yet turned."""
 
     def sections(self, tokens: int, dim: int) -> HeadSections:
         """Bytes of one head's sections in a record of `tokens` rows of `dim` channels."""
@@ -160,8 +171,12 @@ class VectorCodec(ABC):
     ) -> NDArray[Any]:
         """See `Codec`."""
         body = take_body(body, self.sections(tokens, dim).total)
-        vectors = self.rebuild(body, tokens).reshape(len(body) * tokens, body.shape[1], dim)
+        vectors = self.rebuild(self.take_codes(body, tokens)).reshape(len(body) * tokens, body.shape[1], dim)
         return self.rows.finish(vectors, dtype, as_float32=as_float32, out=out)
+
+    def validate(self, body: NDArray[np.uint8], tokens: int, dim: int) -> None:
+        """Raise CorruptRecord where a field of a row is one that no encoder writes; ShapeError."""
+        self.take_codes(take_body(body, self.sections(tokens, dim).total), tokens)
 
 
 def widen(rows: NDArray[np.uint16], dtype: DtypeId) -> NDArray[np.float32]:

@@ -63,7 +63,7 @@ class Coding:
 
     base: Wish = field(default_factory=Wish)
     layers: tuple[tuple[frozenset[int] | None, Wish], ...] = ()
-    max_error: float | None = None  # of every vector over a dictionary whose spec says nothing of errors
+    max_error: float | None = None  # of every vector whose trained codes' spec says nothing of errors
 
     def under(self, wish: Wish) -> Coding:
         """With `wish`, for all layers, above it."""
@@ -86,7 +86,7 @@ class Coding:
                 if n == len(own) or own[n] != own[first]:
                     rules.append(Rule(stream, range(first, n), own[first]))
                     first = n
-        if self.max_error is not None and all(rule.policy.spec.sparse is None for rule in rules):
+        if self.max_error is not None and not any(rule.policy.spec.is_trained for rule in rules):
             raise SpecError(f"max_error is {self.max_error:g}, and no stream is coded over a dictionary")
         return Policy(tuple(rules))
 

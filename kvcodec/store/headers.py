@@ -19,7 +19,7 @@ from kvcodec.store.model import Stream
 _SPARSE = ("atoms", "coefficient_bits", "low_atoms", "error_bound", "dictionary_atoms")
 _FLAGS: dict[int, GroupFlag] = {  # of codecs that take what was trained
     CodecId.DICTIONARY: GroupFlag.SETS | GroupFlag.BOUNDED,
-    CodecId.PRODUCT: GroupFlag.NONE,
+    CodecId.PRODUCT: GroupFlag.BOUNDED,
 }
 
 
@@ -28,7 +28,7 @@ def sparse_fields(spec: CodecSpec) -> dict[str, Any]:
     if not spec.is_trained:
         return {}
     own = spec.sparse
-    codes = (own.atoms, own.bits, own.low, own.error) if own else (0, 0, 0, 0)
+    codes = (own.atoms, own.bits, own.low, own.error) if own else (0, 0, 0, spec.error)
     return {"basis_hash": np.void(spec.basis), **dict(zip(_SPARSE, (*codes, spec.size), strict=True))}
 
 
@@ -57,11 +57,12 @@ def _spec(codec: int, axis: int, group: int, flags: int, sparse: tuple[Any, ...]
     if not sparse or not sparse[-2] or not any(sparse[-1]):
         raise SpecError("codes over no dictionary")
     atoms, bits, low, error, size, basis = sparse
+    bounded = bool(flags & GroupFlag.BOUNDED)
     if codec == CodecId.PRODUCT:
-        if any((atoms, bits, low, error)):
-            raise SpecError("fields of codes over a dictionary are set")
-        return CodecSpec(CodecId.PRODUCT, Axis(axis), group, product=ProductSpec(0.0, size, basis))
-    sets, bounded = bool(flags & GroupFlag.SETS), bool(flags & GroupFlag.BOUNDED)
+        if any((atoms, bits, low)) or bounded != (error > 0):
+            raise SpecError("fields of codes over a dictionary are set, or a bound without its flag")
+        return CodecSpec(CodecId.PRODUCT, Axis(axis), group, product=ProductSpec(0.0, size, basis, error))
+    sets = bool(flags & GroupFlag.SETS)
     codes = SparseCodes(atoms, bits, sets, low, error, size, basis, bounded)
     return CodecSpec(CodecId.DICTIONARY, Axis(axis), group, sparse=codes)
 

@@ -264,7 +264,7 @@ class LogIndex:
     def _check_bitmap(self, one: Located, spec: CodecSpec, stream: Stream) -> range:
         """How many bytes of rows that are not codes a record with a row bitmap may have, as far as its header says."""
         heads, tokens, stored = (int(one.header[f]) for f in ("heads", "tokens", "bitmap_bytes"))
-        if spec.sparse is None or not spec.sparse.bounded:
+        if not spec.bounded:
             raise UnsupportedVersion(f"at byte {self._at(one)}: GROUP record of {spec} with a row bitmap")
         wanted = bitmap_bytes(heads, tokens)
         self._want(one, stored == wanted, f"row bitmap of {stored} bytes, want {wanted}")

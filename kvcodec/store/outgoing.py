@@ -95,7 +95,7 @@ class Outgoing:
         spec, dim = self.policy.spec, self.stream.dim
         if spec.codec == CodecId.RAW:
             return self.raw_group
-        tokens, codes = token_group(spec), spec.sparse
+        tokens, codes = token_group(spec), spec.sparse or spec.product
         while codes and codes.bounded and tokens > 1 and 4 * greatest_head(codes, tokens, dim) > 7 * self.largest:
             tokens //= 2  # what a bound makes raw may outgrow a small block
         return tokens
@@ -229,7 +229,7 @@ class Outgoing:
             return None
         rows, spec = open_.rows[fresh - open_.first :], self.policy.spec
         if not is_coded(open_):
-            journal = RAW if spec.sparse is not None and spec.sparse.bounded else journal  # a crash keeps the bound
+            journal = RAW if spec.bounded else journal  # a crash keeps the bound
             raw = journal.codec == CodecId.RAW
             rows, spec = (rows if raw else self.codecs.rows(journal).at(fresh).encode(rows, self.dtype)), journal
         return OpenSpan(self.layer, self.stream, fresh, rows, spec)

@@ -89,7 +89,7 @@ def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, first: int
     tokens, heads, bitmap = (int(header[f]) for f in ("tokens", "heads", "bitmap_bytes"))
     if not bitmap:
         return codec.decode(body.reshape(heads, -1), tokens, dim, dtype, as_float32=as_float32)
-    if spec.sparse is None or not spec.sparse.bounded:
+    if not spec.bounded:
         raise CorruptRecord(0, f"a row bitmap in a record of {spec}")
     return cast("BoundedCodec", codec).decode_mixed(body, bitmap, tokens, dim, dtype, heads, wide=as_float32)
 

@@ -32,7 +32,7 @@ def group_records(
     sequence: int, layer: int, stream: Stream, first: int, rows: Rows, codec: Codec, dtype: DtypeId, tokens: int
 ) -> list[Record]:
     """GROUP records of `tokens` tokens each for rows (n * tokens, heads, dim), the first token being `first`."""
-    if codec.spec.sparse is not None and codec.spec.sparse.bounded:
+    if codec.spec.bounded:
         return _bounded_records(sequence, layer, stream, first, cast("BoundedCodec", codec), rows, dtype, tokens)
     encoded = codec.at(first).encode(rows, dtype, tokens)
     return _group_records(sequence, layer, stream, first, encoded, encoded.spec or codec.spec, tokens)
