@@ -87,7 +87,7 @@ class Coding:
                     rules.append(Rule(stream, range(first, n), own[first]))
                     first = n
         if self.max_error is not None and not any(rule.policy.spec.is_trained for rule in rules):
-            raise SpecError(f"max_error is {self.max_error:g}, and no stream has trained codes")
+            raise SpecError(f"max_error is {self.max_error:.3g}, and no stream has trained codes")
         return Policy(tuple(rules))
 
     def _bound_at(
