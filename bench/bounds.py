@@ -29,7 +29,7 @@ import kvcodec as kv
 from kvcodec.bulk.dump_model import dump_model
 from kvcodec.bulk.selection import DumpPart
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.bounded_product import BoundedProduct
+from kvcodec.codecs.bounded_shaped import BoundedProduct
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dictionary.artefact import Artefact, read_artefact
 from kvcodec.dumps import open_dump

@@ -318,6 +318,19 @@ PRODUCT = np.dtype(
     ]
 )
 
+TRELLIS = np.dtype(
+    [
+        ("components", "<u2"),
+        ("head_dim", "<u2"),
+        ("uses", "<u2"),
+        ("pairs", "<u2"),
+        ("budget", "<u2"),
+        ("window", "u1"),
+        ("tables", "u1"),
+        ("reserved", "V4"),
+    ]
+)
+
 FRAME_OVERHEAD = FRAME_HEADER.itemsize + FRAME_TRAILER.itemsize
 
 
@@ -358,6 +371,7 @@ class CodecId(IntEnum):
     INT2 = 4
     DICTIONARY = 5
     PRODUCT = 6
+    TRELLIS = 7
 
 
 class Axis(IntEnum):
@@ -390,6 +404,7 @@ class KvdictFlag(IntFlag):
     MEAN = 1
     METRIC = 2
     PRODUCT = 4
+    TRELLIS = 8
 
 
 class Transform(IntEnum):

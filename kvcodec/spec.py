@@ -8,13 +8,14 @@ from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, Axis, CodecId, GroupFlag
 from kvcodec.product_spec import ProductSpec
 from kvcodec.sparse_spec import SparseCodes
+from kvcodec.trellis_spec import TrellisSpec
 
 _BITS = {CodecId.INT8: 8, CodecId.INT4: 4, CodecId.INT2: 2}
 _NAMES = {CodecId.RAW: "raw"} | {codec: f"int{bits}" for codec, bits in _BITS.items()} | {CodecId.DICTIONARY: "dict"}
-_NAMES |= {CodecId.PRODUCT: "pq"}
+_NAMES |= {CodecId.PRODUCT: "pq", CodecId.TRELLIS: "tcq"}
 KNOWN_CODECS = tuple(_NAMES)
 GROUPED_CODECS = tuple(_BITS)
-_TRAINED = (CodecId.DICTIONARY, CodecId.PRODUCT)
+_TRAINED = (CodecId.DICTIONARY, CodecId.PRODUCT, CodecId.TRELLIS)
 _AXES = {Axis.CHANNEL: "channel", Axis.TOKEN: "token"}
 _GROUP_STEP = 16
 _GROUP_MAX = 4096
@@ -27,8 +28,8 @@ class CodecSpec:
     codec: raw 16-bit, grouped integers, or what was trained. axis: `channel` has one scale a channel for `group`
     consecutive tokens (for K), `token` one scale a token for `group` consecutive channels (for V). group: a multiple of
     16; 32, 64 and 128 are the fast ones. symmetric: no zero points.
-    Over a dictionary (`sparse`) and by product codes (`product`) axis is `token`, each vector having one scale, and
-    group is the tokens of a record, a multiple of 64.
+    Over a dictionary (`sparse`) and by product or trellis codes (`product`, `trellis`) axis is `token`, each vector
+    having one scale, and group is the tokens of a record, a multiple of 64.
     """
 
     codec: CodecId
@@ -37,6 +38,7 @@ class CodecSpec:
     symmetric: bool = False
     sparse: SparseCodes | None = None
     product: ProductSpec | None = None
+    trellis: TrellisSpec | None = None
 
     def __post_init__(self) -> None:
         if self.codec not in _NAMES:
@@ -45,6 +47,8 @@ class CodecSpec:
             raise SpecError(f"{_NAMES[self.codec]}: dict has codes over a dictionary, and no other codec has them")
         if (self.product is not None) != (self.codec == CodecId.PRODUCT):
             raise SpecError(f"{_NAMES[self.codec]}: pq has product codes, and no other codec has them")
+        if (self.trellis is not None) != (self.codec == CodecId.TRELLIS):
+            raise SpecError(f"{_NAMES[self.codec]}: tcq has trellis codes, and no other codec has them")
         if self.codec == CodecId.RAW:
             if self.axis != Axis.NONE or self.group or self.symmetric:
                 raise SpecError("raw takes no axis, group or symmetry")
@@ -59,36 +63,52 @@ class CodecSpec:
 
     @property
     def is_trained(self) -> bool:
-        """Whether vectors are coded over a dictionary, or by product codes."""
-        return self.sparse is not None or self.product is not None
+        """Whether vectors are coded over a dictionary, or by product or trellis codes."""
+        return self.sparse is not None or self.shaped is not None
+
+    @property
+    def shaped(self) -> ProductSpec | TrellisSpec | None:
+        """Product codes or trellis codes, whose rows are a gain, a shape and bytes."""
+        return self.product or self.trellis
+
+    @property
+    def trained_as(self) -> str:
+        """What a vector is coded by, in errors."""
+        return self.shaped.kind if self.shaped else "dictionary"
+
+    @property
+    def wants(self) -> str:
+        """The same with its article."""
+        return self.trained_as if self.shaped else f"a {self.trained_as}"
 
     @property
     def basis(self) -> bytes:
         """Names the set that vectors are coded over; empty if there is none, or the spec is bound to none yet."""
-        own = self.sparse or self.product
+        own = self.sparse or self.shaped
         return own.basis if own else b""
 
     @property
     def size(self) -> int:
-        """Atoms of the dictionary, or groups of the product codes, that the spec is bound to; else 0."""
-        return self.sparse.size if self.sparse else self.product.groups if self.product else 0
+        """Atoms of the dictionary, or bytes of the codes, that the spec is bound to; else 0."""
+        own = self.sparse or self.shaped
+        return own.size if own else 0
 
     @property
     def bounded(self) -> bool:
         """Whether no vector errs by more than a bound, those whose codes would being kept otherwise."""
-        own = self.sparse or self.product
+        own = self.sparse or self.shaped
         return own is not None and own.bounded
 
     @property
     def error(self) -> int:
         """Relative error in 1/32768 at which pursuit stops, or that no vector exceeds of a bounded spec; 0 for none."""
-        own = self.sparse or self.product
+        own = self.sparse or self.shaped
         return own.error if own is not None else 0
 
     @property
     def bits(self) -> int:
         """Bits of one code; 16 for raw."""
-        if self.product is not None:
+        if self.shaped is not None:
             return 8
         return self.sparse.bits if self.sparse else _BITS.get(self.codec, 16)
 
@@ -100,21 +120,23 @@ class CodecSpec:
         return (GroupFlag.SYMMETRIC if self.symmetric else GroupFlag.NONE) | sets | bounded
 
     def bound_to(self, size: int, basis: bytes) -> CodecSpec:
-        """This spec over a dictionary of `size` atoms of the set named `basis`, or by so many product codes. Raises
+        """This spec over a dictionary of `size` atoms of the set named `basis`, or by so many bytes of codes. Raises
         SpecError for another codec.
         """
         if self.product is not None:
             return replace(self, product=self.product.bound_to(size, basis))
+        if self.trellis is not None:
+            return replace(self, trellis=self.trellis.bound_to(size, basis))
         if self.sparse is None:
             raise SpecError(f"{self} takes no dictionary")
         return replace(self, sparse=self.sparse.bound_to(size, basis))
 
     def with_bound(self, error: float) -> CodecSpec:
-        """This spec with a bound on the relative error of every vector, if it is over a dictionary, or of product
-        codes, and has none.
-        """
+        """This spec with a bound on the relative error of every vector, if it is of trained codes and has none."""
         if self.product is not None:
             return replace(self, product=self.product.with_bound(error))
+        if self.trellis is not None:
+            return replace(self, trellis=self.trellis.with_bound(error))
         return self if self.sparse is None else replace(self, sparse=self.sparse.with_bound(error))
 
     def with_atoms(self, atoms: int) -> CodecSpec:
@@ -145,7 +167,7 @@ class CodecSpec:
         if self.codec == CodecId.RAW:
             return "raw"
         if self.is_trained:
-            parts = [_NAMES[self.codec], str(self.sparse or self.product), f"g{self.group}"]
+            parts = [_NAMES[self.codec], str(self.sparse or self.shaped), f"g{self.group}"]
             return "/".join(part for part in parts if part)
         sym = "/sym" if self.symmetric else ""
         return f"{_NAMES[self.codec]}/{_AXES[self.axis]}/g{self.group}{sym}"
@@ -176,4 +198,6 @@ def _parse_trained(codec: CodecId, parts: list[str]) -> CodecSpec:
     group, rest = groups[-1] if groups else CHANNEL_LANE_TOKENS, [p for p in parts if _parse_group(p) is None]
     if codec == CodecId.PRODUCT:
         return CodecSpec(codec, Axis.TOKEN, group, product=ProductSpec.parse(rest))
+    if codec == CodecId.TRELLIS:
+        return CodecSpec(codec, Axis.TOKEN, group, trellis=TrellisSpec.parse(rest))
     return CodecSpec(codec, Axis.TOKEN, group, sparse=SparseCodes.parse(rest))

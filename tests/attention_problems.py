@@ -414,8 +414,9 @@ def lay_sparse(records, tokens, dim, dictionaries):
 def make_dictionaries(problem):
     """Dictionary, or Product, of kvcodec for each of a problem's, by the identity of the twins' one."""
     from kvcodec.codecs.dictionary import Dictionary
-    from kvcodec.codecs.product import Analysis, Product
+    from kvcodec.codecs.product import Product
     from kvcodec.codecs.rotation import Rotation
+    from kvcodec.codecs.transform import Analysis
     from kvcodec.layout import StreamId
 
     made: dict[int, Any] = {}

@@ -454,7 +454,7 @@ def test_max_error_puts_a_bound_on_what_has_none(tmp_path):
         with kv.open(path, "w", model=model, **specs, dictionary=make_set(2.0), max_error=0.2) as store:
             store.sequence("a").append(0, x, x)
             assert list(store.stats().sequences[0].codecs) == wanted
-    with pytest.raises(SpecError, match="max_error is 0.2, and no stream has trained codes"):
+    with pytest.raises(SpecError, match=r"max_error is 0\.2, and no stream has trained codes"):
         kv.open(tmp_path / "b", "w", model=model, max_error=0.2)
     for bad in (0, 1, 1e-9, float("nan"), "0.2", True):
         with pytest.raises(SpecError, match=r"max_error|error bound"):

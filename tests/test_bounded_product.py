@@ -1,4 +1,4 @@
-"""An error bound on every vector in product codes: it holds, and what is kept otherwise is what codes would miss."""
+"""An error bound on all vectors in product or trellis codes: it holds, and what is kept otherwise, codes would miss."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,14 +14,15 @@ from kvcodec.bulk.drift import measure_drift
 from kvcodec.bulk.trial import try_codecs
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.bitmap import CODES, INT4, INT4_SPEC, RAW, greatest_head, pack_kinds
-from kvcodec.codecs.bounded_product import BoundedProduct
+from kvcodec.codecs.bounded_shaped import BoundedProduct
 from kvcodec.codecs.dictionary import DictionarySet
-from kvcodec.codecs.product import Analysis, ProductCodes
-from kvcodec.codecs.product_rows import ProductRows
+from kvcodec.codecs.product import Product, ProductCodes
 from kvcodec.codecs.rotation import Rotation
-from kvcodec.codecs.rows import GroupedRows, codes_rows
+from kvcodec.codecs.rows import GroupedRows, codes_rows, row_codec_for
+from kvcodec.codecs.transform import Analysis
 from kvcodec.dictionary.product import fit_product
 from kvcodec.dictionary.spectrum import find_spectrum
+from kvcodec.dictionary.trellis import fit_trellis
 from kvcodec.errors import CorruptRecord, SpecError
 from kvcodec.flash.checksum import crc32c
 from kvcodec.layout import DtypeId, GroupFlag, StreamId
@@ -33,6 +34,7 @@ from tests.test_product_codec import product, wide_set
 
 BF16, K, V = ml_dtypes.bfloat16, StreamId.K, StreamId.V
 DIM, TURN = 32, Rotation.of_base(50.0, 16)
+TURNS = (None, TURN)
 
 
 # -- specs ---------------------------------------------------------------------------------------------------------
@@ -74,18 +76,23 @@ def test_arrays_do_not_take_them():
 
 @pytest.fixture(scope="module", name="trained")
 def trained_fixture():
-    """Codes that miss vectors like those of its sample by about a fifth, with a mean, and those of rotated keys."""
+    """Codes that miss vectors like those of its sample by about a fifth, with a mean, and those of rotated keys: first
+    product codes, then trellis codes.
+    """
     rng = np.random.default_rng(0)
     sample = (rng.standard_normal((3000, DIM)) * 0.8 ** np.arange(DIM) + 0.3).astype(np.float32)
     spectrum = find_spectrum(sample, None)
-    return [fit_product(spectrum, sample, 6, ((0, K),), rotation=turn) for turn in (None, TURN)]
+    return [fit(spectrum, sample, 6, ((0, K),), rotation=turn) for fit in (fit_product, fit_trellis) for turn in TURNS]
 
 
 def rows_like(own, kinds, dtype, seed):
     """Rows (n, d) of each of some kinds; "atoms" are rows that codes give."""
     rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 256, (64, own.groups)).astype(np.uint8)
-    coded = own.rebuild(ProductCodes(codes, np.full(64, 128, np.uint8), np.full(64, 8, np.uint8)))
+    if isinstance(own, Product):
+        codes = rng.integers(0, 256, (64, own.groups)).astype(np.uint8)
+        coded = own.rebuild(ProductCodes(codes, np.full(64, 128, np.uint8), np.full(64, 8, np.uint8)))
+    else:  # of a path that the encoder finds again, as good as
+        coded = own.rebuild(own.code(rng.standard_normal((64, own.dim)).astype(np.float32)))
     stand_in = SimpleNamespace(dim=own.dim, size=64, atoms=coded, mean=own.mean)
     rows = adversarial(kinds, stand_in, TYPES[dtype], seed)
     own_rows = np.array([kind == "atoms" for kind in kinds])
@@ -95,13 +102,13 @@ def rows_like(own, kinds, dtype, seed):
 
 @st.composite
 def problems(draw):
-    dtype, turned = draw(st.sampled_from(list(TYPES))), draw(st.integers(0, 1))
+    dtype, which = draw(st.sampled_from(list(TYPES))), draw(st.integers(0, 3))
     heads, tokens, records = draw(st.integers(1, 3)), draw(st.sampled_from([1, 30, 64, 70])), draw(st.integers(1, 2))
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6))
-    spec = CodecSpec.parse(f"pq/max{draw(st.floats(0.02, 0.9)):.4f}")
+    spec = CodecSpec.parse(f"{['pq', 'tcq'][which // 2]}/max{draw(st.floats(0.02, 0.9)):.4f}")
     return (
         spec,
-        turned,
+        which,
         dtype,
         kinds,
         (records, tokens, heads),
@@ -113,15 +120,16 @@ def problems(draw):
 @settings(max_examples=40)
 @given(problem=problems())
 def test_every_vector_meets_the_bound_as_codes_where_these_do(trained, problem):
-    spec, turned, dtype, kinds, (records, tokens, heads), first, seed = problem
-    own = trained[turned]
+    spec, which, dtype, kinds, (records, tokens, heads), first, seed = problem
+    own = trained[which]
     kinds = np.resize(kinds, records * tokens * heads)
     rows = rows_like(own, kinds, dtype, seed).reshape(records * tokens, heads, DIM)
-    if turned:
+    if own.rotation is not None:
         wide = own.rotation.turn(rows.astype(np.float32), first + np.arange(len(rows)))
         rows = np.clip(wide, -3e4, 3e4).astype(rows.dtype)
     codec, bound = codec_for(spec, K, own).at(first), spec.error / ERROR_STEPS
-    by_row, small = ProductRows(CodecSpec.parse("pq"), own).at(first), GroupedRows(INT4_SPEC, V)
+    by_row = row_codec_for(CodecSpec.parse(str(spec).split("/")[0]), K, own).at(first)
+    small = GroupedRows(INT4_SPEC, V)
     bits = rows.view(np.uint16)
     coded, coarse = by_row.encode(bits, dtype), small.encode(bits, dtype)
     as_codes = relative(rows, by_row.decode(coded, DIM, dtype).view(rows.dtype)) <= bound
@@ -141,7 +149,7 @@ def test_every_vector_meets_the_bound_as_codes_where_these_do(trained, problem):
         ]  # fmt: skip
         bitmap = pack_kinds(wanted[part].T.copy()).tobytes() if wanted[part].any() else b""
         assert one.mixed.join().tobytes() == bitmap + kept.tobytes() + b"".join(others)
-        assert len(one.mixed.join()) <= heads * greatest_head(one.spec.product, tokens, DIM)
+        assert len(one.mixed.join()) <= heads * greatest_head(one.spec.shaped, tokens, DIM)
         figures = np.minimum(32768 * heads_of(here, one, tokens, dtype, rows[part]), 65535)
         assert np.abs(one.errors - figures).max() <= 0.51
 

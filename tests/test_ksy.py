@@ -523,7 +523,7 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.FrameType, "FrameType"),
         (layout.Kind, "RecordKind"),
         (layout.StreamId, "StreamId"),
-        (layout.CodecId, "CodecId"),
+        (set(layout.CodecId) - {CodecId.TRELLIS}, "CodecId"),  # which is in no log
         (layout.CodebookForm, "CodebookForm"),
         (layout.Axis, "Axis"),
         (layout.Transform, "Transform"),

@@ -18,11 +18,12 @@ LAYERS = [  # highest first; packages of one layer do not know each other
     {"codecs", "log"},
     {"kernels", "flash"},
     {"spec"},
-    {"product_spec"},
+    {"product_spec", "trellis_spec"},
+    {"shaped_spec"},
     {"sparse_spec"},
     {"layout", "errors"},
 ]
-ALONE = {"layout", "errors", "spec", "sparse_spec", "product_spec"}
+ALONE = {"layout", "errors", "spec", "sparse_spec", "shaped_spec", "product_spec", "trellis_spec"}
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.parent != PACKAGE or p.stem in ALONE)
 
 

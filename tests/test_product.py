@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvcodec.codecs.product import Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.product_bytes import product_from_bytes, product_to_bytes
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.transform import Analysis
 from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import count_groups, fill_rates, split_components
 from kvcodec.dictionary.product import find_means, fit_product, gain_table, nearest

@@ -14,11 +14,12 @@ from kvcodec.bulk.drift import measure_drift
 from kvcodec.bulk.trial import try_codecs
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
-from kvcodec.codecs.product import Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.product_bytes import product_from_bytes
 from kvcodec.codecs.product_rows import ProductRows
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.sizes import head_sections, step_row_bytes
+from kvcodec.codecs.transform import Analysis
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
 from kvcodec.dictionary.product import gain_table
 from kvcodec.dumps import open_dump
@@ -274,7 +275,7 @@ def test_hostile_tables_of_product_codes(tmp_path):
     path = tmp_path / "m.kvdict"
     for field, value, error, said in (
         ("flags", KvdictFlag.PRODUCT | KvdictFlag.MEAN, UnsupportedVersion, "flags"),
-        ("flags", 8, UnsupportedVersion, "flags"),
+        ("flags", 16, UnsupportedVersion, "flags"),
         ("atoms", 1, UnsupportedVersion, "another field"),
         ("uses", 1, UnsupportedVersion, "another field"),
         ("crc", 1, CorruptRecord, "checksum"),

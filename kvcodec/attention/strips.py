@@ -15,6 +15,7 @@ from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.sections import scale_shape, sparse_sections
+from kvcodec.codecs.trellis import Trellis
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
 from kvcodec.sparse_spec import SparseCodes
@@ -117,7 +118,7 @@ def form_of(
     tokens: int,
     dim: int,
     dtype: DtypeId,
-    dictionary: Dictionary | Product | None = None,
+    trained: Dictionary | Product | Trellis | None = None,
     *,
     mixed: bool = False,
 ) -> Form:
@@ -126,8 +127,10 @@ def form_of(
 
     mixed: some of its rows are kept otherwise.
     """
+    if isinstance(trained, Trellis):
+        raise SpecError(f"{stream.name.lower()}: attention does not read {spec.trained_as} yet; decode them")
     if spec.is_trained:
-        return _trained_form(spec, tokens, dictionary, _REBUILT[dtype] if mixed else 0, _REBUILT[dtype])
+        return _trained_form(spec, tokens, trained, _REBUILT[dtype] if mixed else 0, _REBUILT[dtype])
     if spec.codec == CodecId.RAW:
         return raw_form(codec_for(spec, stream).sections(tokens, dim).total, 2 * dim, dtype)
     return grouped_form(spec, stream, tokens, dim)
@@ -144,7 +147,7 @@ def _trained_form(
         return sparse_form(spec.sparse, tokens, header, rebuilt)
     if spec.product is not None and isinstance(header, Books):
         return product_form(tokens, header, rebuilt)
-    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
+    raise SpecError(f"{spec} needs {spec.wants}")
 
 
 class Spans(NamedTuple):

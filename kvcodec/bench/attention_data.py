@@ -14,9 +14,10 @@ from kvcodec.bench.scale import HEAD_DIM
 from kvcodec.codecs import EncodedArray
 from kvcodec.codecs.dictionary import Dictionary, quantize_atoms
 from kvcodec.codecs.planes import lay_planes, pack_rows
-from kvcodec.codecs.product import Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.pursuit import empty_codes
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.transform import Analysis
 from kvcodec.layout import DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 

@@ -127,10 +127,10 @@ def measure_drift(
     """Errors of codes over positions, of each sequence of logs and of each dump.
 
     A log's records carry their errors, so nothing is coded again and the originals are not needed. A dump is coded with
-    `spec`, `dict` or `pq`, over `dictionary` (a .kvdict file or a set), of which it needs the streams' dictionaries or
-    product codes, by `pursuit` (omp, ormp, mp). every: tokens of a stretch of the table, by default a sixteenth of the
-    longest text, in whole blocks of 64. progress: called with (done, total) in sources, a dump counting its layers.
-    Raises what kvcodec.open and open_dump raise; SpecError for a dump without a dictionary.
+    `spec`, `dict`, `pq` or `tcq`, over `dictionary` (a .kvdict file or a set), of which it needs the streams'
+    dictionaries or other codes, by `pursuit` (omp, ormp, mp). every: tokens of a stretch of the table, by default a
+    sixteenth of the longest text, in whole blocks of 64. progress: called with (done, total) in sources, a dump
+    counting its layers. Raises what kvcodec.open and open_dump raise; SpecError for a dump without a dictionary.
     """
     if not sources:
         raise SpecError("no log or dump to look at")
@@ -188,8 +188,7 @@ def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSp
     curves = {stream.name.lower(): Curve() for stream in dump.streams}
     layers = [n for n in dump.layers if any(own.find_for(spec, n, stream) for stream in dump.streams)]
     if not layers:
-        what = "dictionary" if spec.product is None else "product codes"
-        raise SpecError(f"{path}: the set {own.hash.hex()} has no {what} for any of its layers")
+        raise SpecError(f"{path}: the set {own.hash.hex()} has no {spec.trained_as} for any of its layers")
     for done, layer in enumerate(layers):
         for shape in model.layers[layer].streams:
             trained = own.find_for(spec, layer, shape.id)

@@ -1,4 +1,4 @@
-"""Dictionaries and product codes from dumps: kvcodec.train."""
+"""Dictionaries, product codes and trellis codes from dumps: kvcodec.train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.selection import Layers
 from kvcodec.bulk.threads import thread_count
 from kvcodec.bulk.train_job import TrainJob
-from kvcodec.bulk.train_options import ProductSettings, TrainOptions, parse_streams
+from kvcodec.bulk.train_options import DEFAULT_BUDGETS, ProductSettings, TrainOptions, parse_streams
 from kvcodec.bulk.train_product import ProductJob
 from kvcodec.bulk.train_report import TrainReport
 from kvcodec.bulk.train_sources import Held
@@ -59,9 +59,11 @@ def train_dumps(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> TrainReport:
-    """Train dictionaries or product codes on K and V of dumps, for each layer and stream, and write a .kvdict file.
+    """Train dictionaries, product or trellis codes on K and V of dumps, for each layer and stream, and write a .kvdict
+    file.
 
-    codec: "dict", or "pq" for product codes, which take neither atoms, sparsity, epochs, mean, time nor resume.
+    codec: "dict", "pq" for product codes, or "tcq" for trellis codes; these two take neither atoms, sparsity, epochs,
+    mean, time nor resume.
     atoms: N of each. sparsity: atoms of a vector, in training and of the curve of errors. streams: "k", "v" or "k,v",
     of dumps of latents "c", "kr" or "c,kr"; by default both that the first dump has.
     layers: "0-3,17", all by default. share: "layers" for one dictionary for all layers of a stream, "all" for a single
@@ -69,12 +71,13 @@ def train_dumps(
     epochs: at most; training stops before if the held-out error no longer falls.
     rope: "pre" for K from before its rotary embedding, from k_pre.L of a dump or turned back by rope_base, or what the
     dump's metadata say of it. mean: take the stream's mean away. metric: "query" to measure errors of K in the
-    directions that queries look at, cov / trace * dim + ridge * I; V stays plain, but of codec pq it is measured at
-    the output projection where dumps have o_cov.L. "gradient", of codec pq: by what errors cost the model's loss, from
-    k_grad.L (k_grad_pre.L) and v_grad.L of those dumps that have them.
-    budget: of codec pq, bytes of a vector (32): with the metric "gradient" on average over all streams, else of each.
+    directions that queries look at, cov / trace * dim + ridge * I; V stays plain, but of pq and tcq it is measured at
+    the output projection where dumps have o_cov.L. "gradient", of pq and tcq: by what errors cost the model's loss,
+    from k_grad.L (k_grad_pre.L) and v_grad.L of those dumps that have them.
+    budget: of pq and tcq, bytes of a vector (32, 98): with the metric "gradient" on average over all streams, else of
+    each.
     context: for that average, tokens of a text: a layer counts by those that it holds then, no more than its sliding
-    window. sample: of codec pq, vectors of a stream that are looked at, most.
+    window. sample: of pq and tcq, vectors of a stream that are looked at, most.
     held_out: the share of each dump's tokens, at its end, that errors are measured on, or dumps for that. sinks: first
     tokens of each dump that are left out. seed: of all that is drawn by lot.
     mapping, kv_heads, head_dim: as open_dump takes them. threads: dictionaries that are trained at once, as many as
@@ -82,8 +85,8 @@ def train_dumps(
     a dictionary. tell: called with a line for each epoch but the last, or each sample, and for all that is done.
 
     Memory: of each thread what kvcodec.dictionary.settings.memory_bytes says, which does not grow with the dumps: they
-    are read in blocks of 64 tokens, in an order by lot, in each epoch again. Of codec pq a thread holds its sample, in
-    about ten copies of float32, and all share some matrices of dim x dim for each stream.
+    are read in blocks of 64 tokens, in an order by lot, in each epoch again. Of pq and tcq a thread holds its sample,
+    in about ten copies of float32, and all share some matrices of dim x dim for each stream.
     A failure or an interrupt keeps what was done, in OUT.partial. resume: go on there, or begin; the file is, bit for
     bit, as without an interruption.
 
@@ -127,16 +130,17 @@ def _take_settings(
     """Those of the codec. Raises SpecError for one that is the other's."""
     if options.codec == "dict":
         if given := [name for name, value in of_pq.items() if value is not None]:
-            raise SpecError(f"{given[0]} is for codec pq")
+            raise SpecError(f"{given[0]} is for codec pq or tcq")
         return Settings(**of_dict, seed=seed)
     if given := [name for name, value in of_dict.items() if value != getattr(Settings(), name)]:
-        raise SpecError(f"{given[0]} is for dictionaries, not for codec pq")
+        raise SpecError(f"{given[0]} is for dictionaries, not for codec {options.codec}")
     if time is not None or resume:
         what = "resume: its training keeps nothing that one could go on with" if resume else "time"
-        raise SpecError(f"codec pq takes no {what}; it is a matter of minutes")
+        raise SpecError(f"codec {options.codec} takes no {what}; it is a matter of minutes")
     if of_pq["context"] is not None and options.metric != "gradient":
         raise SpecError("context is for metric gradient: by others each stream has the budget")
-    return ProductSettings(**{name: value for name, value in of_pq.items() if value is not None}, seed=seed)
+    chosen = {"budget": DEFAULT_BUDGETS[options.codec]} | {n: v for n, v in of_pq.items() if v is not None}
+    return ProductSettings(**chosen, seed=seed, codec=options.codec)
 
 
 def _split_held(asked: float | FilePath | Sequence[FilePath]) -> tuple[list[Path], float]:

@@ -1,4 +1,4 @@
-"""What an error of a stream costs, by what dumps tell of it: metrics for product codes (kvcodec/dumps/extra.py)."""
+"""What an error of a stream costs, by what dumps tell of it: metrics for training codes (kvcodec/dumps/extra.py)."""
 
 from __future__ import annotations
 

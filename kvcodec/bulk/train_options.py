@@ -11,15 +11,19 @@ from kvcodec.codecs.uses import Use
 from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import LEAST_GROUPS
 from kvcodec.dictionary.products import LEAST_SAMPLE, SAMPLE
+from kvcodec.dictionary.rates import LEAST_CODE_BYTES
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.names import PAIRS
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import StreamId
 from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.trellis_spec import MAX_CODE_BYTES
 
 SHARES = ("none", "layers", "all")
-CODECS = ("dict", "pq")
-METRICS = {"dict": ("none", "query"), "pq": ("none", "query", "gradient")}
+CODECS = ("dict", "pq", "tcq")
+METRICS = {"dict": ("none", "query")} | dict.fromkeys(CODECS[1:], ("none", "query", "gradient"))
+_BUDGETS = {"pq": LEAST_GROUPS, "tcq": LEAST_CODE_BYTES}, {"pq": MAX_GROUPS, "tcq": MAX_CODE_BYTES}
+DEFAULT_BUDGETS = {"pq": 32.0, "tcq": 98.0}
 ROPES = ("post", "pre")
 _NAMES = {stream.name.lower(): stream for pair in PAIRS for stream in pair}
 _MOST_HELD = 0.5
@@ -54,7 +58,7 @@ class TrainOptions:
     def _check_streams(self) -> None:
         special = "rope pre" if self.rope == "pre" else ""
         measured = "" if self.metric == "none" else f"metric {self.metric}"
-        if measured and self.codec == "pq":
+        if measured and self.codec != "dict":
             if not set(self.streams) <= set(PAIRS[0]):
                 raise SpecError(f"{measured} is for K and V, not for latents")
         else:
@@ -80,16 +84,17 @@ class TrainOptions:
 class ProductSettings:
     """budget: bytes of a vector, on average over all that a model holds. sample: vectors of a stream that are looked
     at, most. context: tokens of a text that codes are for, None if layers are to count alike. seed: of all that is
-    drawn by lot. Raises SpecError.
+    drawn by lot. codec: pq or tcq. Raises SpecError.
     """
 
-    budget: float = 32.0
+    budget: float = DEFAULT_BUDGETS["pq"]
     sample: int = SAMPLE
     context: int | None = None
     seed: int = 0
+    codec: str = "pq"
 
     def __post_init__(self) -> None:
-        least, most = LEAST_GROUPS + SIDE_BYTES, MAX_GROUPS + SIDE_BYTES
+        least, most = (bytes_[self.codec] + SIDE_BYTES for bytes_ in _BUDGETS)
         if not least <= self.budget <= most:
             raise SpecError(f"budget is {self.budget:g} bytes of a vector, want {least} to {most}")
         for name, low in (("sample", LEAST_SAMPLE), ("context", 1), ("seed", 0)):
@@ -99,7 +104,7 @@ class ProductSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, all that a result hangs on."""
-        return {"codec": "pq"} | asdict(self)
+        return asdict(self)
 
 
 def parse_streams(asked: str | Sequence[str]) -> tuple[StreamId, ...]:

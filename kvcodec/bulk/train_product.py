@@ -1,4 +1,4 @@
-"""The run behind kvcodec.train with codec pq: product codes of all streams under one budget."""
+"""The run behind kvcodec.train with codecs pq and tcq: codes of all streams under one budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvcodec.bulk.chunks import Progress
 from kvcodec.bulk.threads import Stopped, share_work
 from kvcodec.bulk.train_metrics import find_metrics
 from kvcodec.bulk.train_options import ProductSettings, TrainOptions, Unit, plan_units
-from kvcodec.bulk.train_report import ProductUnit, TrainReport
+from kvcodec.bulk.train_report import REPORTED, ProductUnit, TrainReport
 from kvcodec.bulk.train_sources import (
     Held,
     check_out,
@@ -22,6 +22,8 @@ from kvcodec.bulk.train_sources import (
     unit_vectors,
 )
 from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.product import Product
+from kvcodec.codecs.trellis import Trellis
 from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dictionary.products import Stream, TrainedProduct, train_products
 from kvcodec.dumps.dump import Dump
@@ -60,15 +62,18 @@ class ProductJob:
         """Train, and write the file."""
         began, own = monotonic(), self._settings
         trained = train_products(
-            self._streams, own.budget, alike=self._options.metric != "gradient", sample=own.sample, seed=own.seed,
-            map_=self._map, tell=self._tell, step=self._note,
+            self._streams, own.budget, alike=self._options.metric != "gradient", codec=own.codec,
+            sample=own.sample, seed=own.seed, map_=self._map, tell=self._tell, step=self._note,
         )  # fmt: skip
-        products = DictionarySet(products=tuple(one.product for one in trained))
+        products = DictionarySet(
+            products=tuple(one.product for one in trained if isinstance(one.product, Product)),
+            trellises=tuple(one.product for one in trained if isinstance(one.product, Trellis)),
+        )
         units = tuple(
             ProductUnit(unit.describe(), one.product, describe_unit(unit, _describe(one)), stream.tokens)
             for unit, one, stream in zip(self._units, trained, self._streams, strict=True)
         )
-        about = self._about | {"products": [dict(unit.about) for unit in units]}
+        about = self._about | {REPORTED[own.codec]: [dict(unit.about) for unit in units]}
         write_artefact(self._out, Artefact(products, about), overwrite=self._overwrite)
         tokens, held = self._split.tokens
         seconds = monotonic() - began

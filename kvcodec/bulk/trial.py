@@ -97,9 +97,10 @@ def try_codecs(
 
     codecs: specs, and "article", the 18-byte coder of kvcodec.dictionary.baseline. A `dict` spec is tried over the
     article's random codebook by OMP, and over `dictionary` (a .kvdict file or a set), if there is one, by each of
-    `pursuits`; a `pq` spec by the product codes of `dictionary`. layers: "0-3,17", by default all. sinks: first tokens
-    that are not coded; attention sees them as they are. mapping, kv_heads, head_dim: as open_dump takes them. progress:
-    called with (done, total) in layers times codecs. Memory: about 32 MiB; of a layer with queries all its rows, twice.
+    `pursuits`; a `pq` or `tcq` spec by such codes of `dictionary`. layers: "0-3,17", by default all. sinks: first
+    tokens that are not coded; attention sees them as they are. mapping, kv_heads, head_dim: as open_dump takes them.
+    progress: called with (done, total) in layers times codecs. Memory: about 32 MiB; of a layer with queries all its
+    rows, twice.
 
     Raises what open_dump raises; SpecError for what is no codec, or a layer that the dictionary does not know.
     """
@@ -133,7 +134,7 @@ def _make_coders(
             coders.append(ArticleCoder())
             continue
         spec = CodecSpec.parse(text)
-        if spec.product is not None:
+        if spec.shaped is not None:
             coders.append(SpecCoder(text, own, name))
             continue
         if spec.sparse is None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kvcodec.codecs import codec_for, decode_array, encode_array
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
-from kvcodec.codecs.product import Product
 from kvcodec.codecs.vectors import widen
 from kvcodec.dictionary import baseline
 from kvcodec.errors import ShapeError, SpecError
@@ -21,6 +20,7 @@ from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.bounded import BoundedCodec
+    from kvcodec.codecs.codec import Trained
 
 ARTICLE = "article"
 _CODEBOOK = "random"  # 2,048 of them
@@ -65,7 +65,7 @@ class ArticleCoder:
 
 
 class SpecCoder:
-    """A codec as a log, or an array, has it, of a set of dictionaries and product codes where it takes one."""
+    """A codec as a log, or an array, has it, of a set of dictionaries and other codes where it takes one."""
 
     def __init__(self, spec: str, own: DictionarySet | None = None, atoms: str = "", pursuit: str = "") -> None:
         self._spec, self._own = CodecSpec.parse(spec), own
@@ -76,12 +76,12 @@ class SpecCoder:
         for stream, dim in zip((StreamId.K, StreamId.V), dims, strict=True):
             self.dictionary(layer, stream, dim)
 
-    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Dictionary | Product | None:
-        """Of the stream, or its product codes. Raises SpecError, ShapeError."""
-        what = "dictionary" if self._spec.product is None else "product codes"
+    def dictionary(self, layer: int, stream: StreamId, dim: int) -> Trained | None:
+        """Of the stream, or its product or trellis codes. Raises SpecError, ShapeError."""
+        what = self._spec.trained_as
         if self._own is None:
-            if self._spec.product is not None:
-                raise SpecError(f"{self.codec} needs product codes: pass dictionary= (--dictionary)")
+            if self._spec.shaped is not None:
+                raise SpecError(f"{self.codec} needs {what}: pass dictionary= (--dictionary)")
             return None
         found, where = self._own.find_for(self._spec, layer, stream), f"layer {layer} {stream.name}"
         if found is None:
@@ -90,7 +90,7 @@ class SpecCoder:
             advice = f"choose layers of {','.join(map(str, known))} (--layers)" if known else "the set has none at all"
             raise SpecError(f"{where}: no {what} for it; {advice}")
         if found.dim != dim:
-            whose = "dictionary's atoms" if self._spec.product is None else what
+            whose = "dictionary's atoms" if self._spec.sparse is not None else what
             raise ShapeError(f"{where}: {dim} channels, its {whose} have {found.dim}")
         return found
 

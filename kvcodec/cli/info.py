@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Show what a log holds and what it takes. Sizes, ratios to 16-bit rows, write amplification, wear.
 
-    Of a .kvdict file its dictionaries, its product codes, and their errors.
+    Of a .kvdict file its dictionaries, its product and trellis codes, and their errors.
     """
     with reported(log=log), progress_bar("info", wanted=not json):
         if is_kvdict(log):

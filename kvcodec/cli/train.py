@@ -27,7 +27,7 @@ def command(
         list[Path], typer.Argument(metavar="DUMP...", help="Dumps with K and V, or latents, of every layer.")
     ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .kvdict file to make.")],
-    codec: Annotated[str, typer.Option(help="dict: dictionaries; pq: product codes.")] = "dict",
+    codec: Annotated[str, typer.Option(help="dict: dictionaries; pq: product codes; tcq: trellis codes.")] = "dict",
     atoms: Annotated[int, typer.Option(min=1, help="Atoms of each dictionary.")] = 1024,
     sparsity: Annotated[int, typer.Option(min=1, help="Atoms of a vector.")] = 8,
     streams: Annotated[
@@ -50,20 +50,23 @@ def command(
     metric: Annotated[
         str,
         typer.Option(
-            help="none; query: errors of K as queries see them, of pq V as the output projection does; of pq gradient: "
-            "by what they cost the model's loss."
+            help="none; query: errors of K as queries see them, of pq, tcq V as the output projection does; of pq, "
+            "tcq gradient: by what they cost the model's loss."
         ),
     ] = "none",
     ridge: Annotated[float, typer.Option(help="How much of the plain metric is in that of the queries.")] = 0.1,
     budget: Annotated[
         float | None,
-        typer.Option(help="Of pq: bytes of a vector, with --metric gradient on average over all. [default: 32]"),
+        typer.Option(
+            help="Of pq, tcq: bytes of a vector, with --metric gradient on average over all. [default: 32, 98]"
+        ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(help="Of pq: vectors of a stream that are looked at, most. [default: 32768]")
+        int | None, typer.Option(help="Of pq, tcq: vectors of a stream that are looked at, most. [default: 32768]")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Of pq: tokens of a text, by which layers count in the budget. [default: alike]")
+        int | None,
+        typer.Option(help="Of pq, tcq: tokens of a text, by which layers count in the budget. [default: alike]"),
     ] = None,
     held_out: Annotated[
         list[str] | None,
@@ -82,9 +85,9 @@ def command(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train dictionaries, or product codes, for the K and V of a model on dumps of it.
+    """Train dictionaries, product codes or trellis codes, for the K and V of a model on dumps of it.
 
-    An interrupt keeps the dictionaries that are done, and of product codes nothing.
+    An interrupt keeps the dictionaries that are done, and of other codes nothing.
     """
     silent = json or quiet
     about = dumps[0] if len(dumps) == 1 else None
@@ -122,9 +125,8 @@ def _tell(line: str) -> None:
 
 
 def _print_report(report: TrainReport) -> None:
-    what = f"{len(report.units)} dictionaries"
-    if report.products:
-        what = f"{len(report.products)} product codes, {report.bytes_a_vector:.2f} bytes a vector"
+    what = f"{len(report.products or report.units)} {report.trained_as}"
+    what += f", {report.bytes_a_vector:.2f} bytes a vector" if report.products else ""
     print_line(f"{report.out}: {what}, {size(report.nbytes)}, {report.hash}")
     print_line(f"trained on {report.tokens} tokens in {report.seconds:.1f} s, measured on {report.held_out} others")
     if report.products:

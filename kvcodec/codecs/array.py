@@ -27,8 +27,8 @@ _DTYPES: dict[DtypeId, np.dtype[Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class EncodedArray:
-    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codecs `dict` and `pq`. first: position
-    of the first token, which matters for keys that are coded as they were before their rotary embedding.
+    """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codecs `dict`, `pq` and `tcq`. first:
+    position of the first token, which matters for keys that are coded as they were before their rotary embedding.
 
     full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
     bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
@@ -67,8 +67,8 @@ def encode_array(
     pursuit: str | Pursuit | None = None,
     first: int = 0,
 ) -> EncodedArray:
-    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary, with `pq` by
-    product codes.
+    """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary, with `pq`
+    or `tcq` by product or trellis codes.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
     pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given. first: position of the first row,

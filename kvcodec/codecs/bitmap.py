@@ -11,7 +11,7 @@ from kvcodec.codecs.sections import sparse_sections
 from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import ALIGNMENT, align
-from kvcodec.product_spec import ProductSpec
+from kvcodec.shaped_spec import ShapedSpec
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import CodecSpec
 
@@ -73,7 +73,7 @@ def other_bytes(kinds: Bytes, dim: int) -> NDArray[np.int64]:
     return sizes
 
 
-def greatest_head(codes: SparseCodes | ProductSpec, tokens: int, dim: int) -> int:
+def greatest_head(codes: SparseCodes | ShapedSpec, tokens: int, dim: int) -> int:
     """Bytes that one head of a record has at most, its error figure among them."""
     sections = sparse_sections(tokens, codes.code_bytes).total
     return ALIGNMENT + bitmap_bytes(1, tokens) + sections + tokens * int(row_sizes(dim).max())

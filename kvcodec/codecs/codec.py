@@ -17,8 +17,9 @@ from kvcodec.spec import CodecSpec
 if TYPE_CHECKING:
     from kvcodec.codecs.dictionary import Dictionary
     from kvcodec.codecs.product import Product
+    from kvcodec.codecs.trellis import Trellis
 
-    Trained = Dictionary | Product
+    Trained = Dictionary | Product | Trellis
 
 _LINE = 64  # bytes
 EXPONENT_BITS = {DtypeId.BFLOAT16: 0x7F80, DtypeId.FLOAT16: 0x7C00}
@@ -90,7 +91,9 @@ class Codec(Protocol):
 
 
 def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None = None) -> Codec:
-    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary, `pq` product codes. SpecError."""
+    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary, `pq` and `tcq` codes of their own.
+    Raises SpecError.
+    """
     spec = CodecSpec.parse(spec)
     if spec.is_trained:
         return _trained_codec(spec, stream, trained)
@@ -104,12 +107,14 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None =
 
 
 def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -> Codec:
-    from kvcodec.codecs.bounded_product import BoundedProduct
+    from kvcodec.codecs.bounded_shaped import BoundedProduct, BoundedTrellis
     from kvcodec.codecs.bounded_sparse import BoundedSparse
     from kvcodec.codecs.dictionary import Dictionary
     from kvcodec.codecs.product import Product
     from kvcodec.codecs.product_rows import ProductCodec
     from kvcodec.codecs.sparse import SparseCodec
+    from kvcodec.codecs.trellis import Trellis
+    from kvcodec.codecs.trellis_rows import TrellisCodec
 
     if trained is not None:
         check_turned(trained, stream)
@@ -117,7 +122,9 @@ def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -
         return (BoundedSparse if spec.bounded else SparseCodec)(spec, trained)
     if spec.product is not None and isinstance(trained, Product):
         return (BoundedProduct if spec.bounded else ProductCodec)(spec, trained)
-    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
+    if spec.trellis is not None and isinstance(trained, Trellis):
+        return (BoundedTrellis if spec.bounded else TrellisCodec)(spec, trained)
+    raise SpecError(f"{spec} needs {spec.wants}")
 
 
 def check_turned(trained: Trained, stream: StreamId) -> None:

@@ -18,11 +18,14 @@ from kvcodec.layout import StreamId, Transform
 from kvcodec.sparse_spec import HASH_BYTES, MAX_DICTIONARY, Pursuit
 
 if TYPE_CHECKING:
+    from kvcodec.codecs.codec import Trained
     from kvcodec.codecs.product import Product
+    from kvcodec.codecs.trellis import Trellis
     from kvcodec.spec import CodecSpec
 
 MAX_DIM = 1024
 _PRODUCT_MARK = b"\xff" * 4  # no dictionary has so many atoms
+_TRELLIS_MARK = b"\xfe" + b"\xff" * 3
 _NO_NORM = np.float32(1e-30)
 _GREATEST = 1e30  # of a mean: no row minus it overflows
 _LARGEST = 1e6  # of a metric
@@ -173,17 +176,22 @@ class Dictionary:
 
 @dataclass(frozen=True, eq=False)
 class DictionarySet:
-    """The dictionaries and product codes of a model's streams, named by a hash of all that a decoder needs."""
+    """The dictionaries, product and trellis codes of a model's streams, named by a hash of all that a decoder needs."""
 
     dictionaries: tuple[Dictionary, ...] = ()
     products: tuple[Product, ...] = ()
+    trellises: tuple[Trellis, ...] = ()
 
     def __post_init__(self) -> None:
-        uses = [use for one in self.dictionaries for use in one.uses]
-        uses += [use for product in self.products for use in product.uses]
-        count = len(self.dictionaries) + len(self.products)
+        uses = [use for one in (*self.dictionaries, *self.shaped) for use in one.uses]
+        count = len(self.dictionaries) + len(self.shaped)
         if not uses or len(set(uses)) != len(uses) or count >= 1 << 16:
-            raise SpecError("a set has one or more dictionaries or product codes, and no stream two of them")
+            raise SpecError("a set has one or more dictionaries or other codes, and no stream two of them")
+
+    @property
+    def shaped(self) -> tuple[Product | Trellis, ...]:
+        """Its product codes and trellis codes."""
+        return (*self.products, *self.trellises)
 
     @cached_property
     def hash(self) -> bytes:
@@ -196,6 +204,8 @@ class DictionarySet:
             digest.update(one.atoms.tobytes())
         for product in self.products:
             digest.update(_PRODUCT_MARK + product.to_bytes())
+        for trellis in self.trellises:
+            digest.update(_TRELLIS_MARK + trellis.to_bytes())
         return digest.digest()[:HASH_BYTES]
 
     @cached_property
@@ -207,7 +217,7 @@ class DictionarySet:
         if pursuit is None or all(one.pursuit == Pursuit.parse(pursuit) for one in self.dictionaries):
             return self
         own = tuple(replace(one, pursuit=Pursuit.parse(pursuit)) for one in self.dictionaries)
-        return DictionarySet(own, self.products)
+        return DictionarySet(own, self.products, self.trellises)
 
     def find(self, layer: int, stream: StreamId) -> Dictionary | None:
         """The dictionary of a stream of a layer."""
@@ -217,23 +227,32 @@ class DictionarySet:
         """The product codes of a stream of a layer."""
         return self._products.get((layer, stream))
 
-    def find_for(self, spec: CodecSpec, layer: int, stream: StreamId) -> Dictionary | Product | None:
-        """What a spec wants of the two."""
-        return self.find(layer, stream) if spec.product is None else self.find_product(layer, stream)
+    def find_trellis(self, layer: int, stream: StreamId) -> Trellis | None:
+        """The trellis codes of a stream of a layer."""
+        return self._trellises.get((layer, stream))
+
+    def find_for(self, spec: CodecSpec, layer: int, stream: StreamId) -> Trained | None:
+        """What a spec wants of them."""
+        find = self.find_product if spec.product else self.find_trellis if spec.trellis else self.find
+        return find(layer, stream)
 
     @cached_property
     def _products(self) -> dict[Use, Product]:
         return {use: one for one in self.products for use in one.uses}
 
+    @cached_property
+    def _trellises(self) -> dict[Use, Trellis]:
+        return {use: one for one in self.trellises for use in one.uses}
+
     def uses(self) -> Sequence[Use]:
-        """All streams that have a dictionary or product codes."""
-        return sorted([*self._by_use, *self._products])
+        """All streams that have a dictionary or other codes."""
+        return sorted([*self._by_use, *self._products, *self._trellises])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of atoms and means, and of product codes."""
+        """Bytes of atoms and means, and of product and trellis codes."""
         own = sum(one.atoms.nbytes + (one.mean.nbytes if one.has_mean else 0) for one in self.dictionaries)
-        return own + sum(len(one.to_bytes()) for one in self.products)
+        return own + sum(len(one.to_bytes()) for one in self.shaped)
 
     def describe(self) -> str:
         """One line for an error or a report."""
@@ -241,6 +260,7 @@ class DictionarySet:
         shapes = ", ".join(f"{n}x{d}" for n, d in sizes)
         parts = [f"{len(self.dictionaries)} dictionaries of {shapes}"] if sizes else []
         parts += [f"{len(self.products)} product codes"] if self.products else []
+        parts += [f"{len(self.trellises)} trellis codes"] if self.trellises else []
         return f"{self.hash.hex()} ({', '.join(parts)})"
 
 

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.dictionary import MAX_DIM
-from kvcodec.codecs.product import MAX_COMPONENTS, Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.transform import MAX_COMPONENTS, Analysis
 from kvcodec.codecs.uses import count_pairs, uses_from_bytes, uses_to_bytes
 from kvcodec.errors import ShapeError, UnsupportedVersion
 from kvcodec.layout import DICTIONARY_USE, PRODUCT
-from kvcodec.product_spec import BUDGET_STEPS, MAX_GROUPS
+from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.shaped_spec import BUDGET_STEPS
 
 
 def product_to_bytes(own: Product) -> bytes:

@@ -85,7 +85,13 @@ def _trained_rows(spec: CodecSpec, trained: Trained | None) -> RowCodec:
 
         if isinstance(trained, Product):
             return ProductRows(spec, trained)
-    raise SpecError(f"{spec} needs {'a dictionary' if spec.sparse else 'product codes'}")
+    if spec.trellis is not None:
+        from kvcodec.codecs.trellis import Trellis
+        from kvcodec.codecs.trellis_rows import TrellisRows
+
+        if isinstance(trained, Trellis):
+            return TrellisRows(spec, trained)
+    raise SpecError(f"{spec} needs {spec.wants}")
 
 
 class GroupedRows:

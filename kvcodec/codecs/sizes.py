@@ -11,10 +11,8 @@ def head_sections(spec: CodecSpec, stream: StreamId, tokens: int, dim: int) -> H
     """Bytes of one head's sections in a GROUP record of `tokens` rows of `dim` channels."""
     if spec.codec == CodecId.RAW:
         return raw_sections(tokens, dim)
-    if spec.sparse is not None:
-        return sparse_sections(tokens, spec.sparse.code_bytes)
-    if spec.product is not None:
-        return sparse_sections(tokens, spec.product.code_bytes)
+    if (own := spec.sparse or spec.shaped) is not None:
+        return sparse_sections(tokens, own.code_bytes)
     return grouped_sections(
         tokens,
         dim,
@@ -37,7 +35,7 @@ def step_row_bytes(spec: CodecSpec, dim: int) -> int:
     """Bytes of one token's row of one head in a STEP record: raw, or codes with one scale a token."""
     if spec.codec == CodecId.RAW:
         return 2 * dim
-    own = spec.sparse or spec.product
+    own = spec.sparse or spec.shaped
     if own is not None:
         return own.row_bytes
     groups = -(-dim // spec.group)

@@ -19,6 +19,8 @@ from kvcodec.codecs.dictionary import MAX_DIM, Dictionary, DictionarySet
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.product_bytes import product_from_bytes
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.trellis import Trellis
+from kvcodec.codecs.trellis_bytes import trellis_from_bytes
 from kvcodec.codecs.uses import count_pairs, uses_from_bytes
 from kvcodec.errors import (
     BadMagic,
@@ -46,7 +48,8 @@ from kvcodec.sparse_spec import MAX_ATOMS, MAX_DICTIONARY
 T = TypeVar("T")
 _MAX_INFORMATION = 1 << 24
 _CRC = 4  # bytes of a checksum
-_PRODUCT_FIELDS = ("offset", "crc", "flags", "bytes")
+_SHAPED = (KvdictFlag.PRODUCT, KvdictFlag.TRELLIS)
+_SHAPED_FIELDS = ("offset", "crc", "flags", "bytes")
 
 
 class Artefact(NamedTuple):
@@ -98,9 +101,12 @@ def read_artefact(path: str | os.PathLike[str]) -> Artefact:
     entries = data[KVDICT.itemsize : table_end].view(KVDICT_ENTRY)
     _check_places(entries, table_end + information, len(data))
     try:
-        plain = [entry for entry in entries if not int(entry["flags"]) & KvdictFlag.PRODUCT]
-        others = [entry for entry in entries if int(entry["flags"]) & KvdictFlag.PRODUCT]
-        own = DictionarySet(_read_all(data, plain, _read_dictionary), _read_all(data, others, _read_product))
+        plain = [entry for entry in entries if _kind(entry) is None]
+        products, trellises = ([entry for entry in entries if _kind(entry) == kind] for kind in _SHAPED)
+        own = DictionarySet(
+            _read_all(data, plain, _read_dictionary), _read_all(data, products, _read_product),
+            _read_all(data, trellises, _read_trellis),
+        )  # fmt: skip
         told = json.loads(bytes(data[table_end : table_end + information]).decode())
     except FormatError:
         raise  # they name the byte
@@ -122,14 +128,15 @@ def _encode(artefact: Artefact) -> bytes:
     own, information = artefact.dictionaries, json.dumps(artefact.information, sort_keys=True).encode()
     if len(information) > _MAX_INFORMATION:
         raise SpecError(f"{len(information)} bytes of information, at most {_MAX_INFORMATION}")
-    entries = np.zeros(len(own.dictionaries) + len(own.products), KVDICT_ENTRY)
-    bodies = [_encode_dictionary(one) for one in own.dictionaries] + [one.to_bytes() for one in own.products]
+    entries = np.zeros(len(own.dictionaries) + len(own.shaped), KVDICT_ENTRY)
+    bodies = [_encode_dictionary(one) for one in own.dictionaries] + [one.to_bytes() for one in own.shaped]
     offset = align(KVDICT.itemsize + entries.nbytes + len(information), ALIGNMENT)
     for entry, one in zip(entries, own.dictionaries, strict=False):
         entry["atoms"], entry["head_dim"], entry["uses"] = one.size, one.dim, len(one.uses)
         entry["errors"], entry["transform"], entry["flags"] = len(one.errors), one.transform, _flags(one)
         entry["pairs"] = count_pairs(one.rotation)
-    entries["flags"][len(own.dictionaries) :] = KvdictFlag.PRODUCT
+    kinds = np.repeat(_SHAPED, [len(own.products), len(own.trellises)])
+    entries["flags"][len(own.dictionaries) :] = kinds
     for entry, body in zip(entries, bodies, strict=True):
         entry["offset"], entry["bytes"], entry["crc"] = offset, len(body), google_crc32c.value(body)
         offset = align(offset + len(body), ALIGNMENT)
@@ -223,16 +230,31 @@ def _read_dictionary(data: NDArray[np.uint8], entry: np.void) -> Dictionary:
     )
 
 
+def _kind(entry: np.void) -> KvdictFlag | None:
+    """Which other codes than a dictionary an entry says that it is of."""
+    return next((kind for kind in _SHAPED if int(entry["flags"]) & kind), None)
+
+
 def _read_product(data: NDArray[np.uint8], entry: np.void) -> Product:
-    start, rest = int(entry["offset"]), [n for n in entry.dtype.names or () if n not in _PRODUCT_FIELDS]
-    if int(entry["flags"]) != KvdictFlag.PRODUCT or any(any(entry[name].tobytes()) for name in rest):
-        raise UnsupportedVersion(f"at byte {start}: flags, or another field, of product codes")
+    _check_shaped(entry, KvdictFlag.PRODUCT, "product codes")
     return product_from_bytes(_take_body(data, entry))
+
+
+def _read_trellis(data: NDArray[np.uint8], entry: np.void) -> Trellis:
+    _check_shaped(entry, KvdictFlag.TRELLIS, "trellis codes")
+    return trellis_from_bytes(_take_body(data, entry))
+
+
+def _check_shaped(entry: np.void, flag: KvdictFlag, name: str) -> None:
+    """Raises UnsupportedVersion for an entry of such codes that says more than where their bytes are."""
+    start, rest = int(entry["offset"]), [n for n in entry.dtype.names or () if n not in _SHAPED_FIELDS]
+    if int(entry["flags"]) != flag or any(any(entry[field].tobytes()) for field in rest):
+        raise UnsupportedVersion(f"at byte {start}: flags, or another field, of {name}")
 
 
 def _take_body(data: NDArray[np.uint8], entry: np.void) -> NDArray[np.uint8]:
     start, size = int(entry["offset"]), int(entry["bytes"])
     body = data[start : start + size]
     if start % ALIGNMENT or int(entry["crc"]) != google_crc32c.value(body.tobytes()):
-        raise CorruptRecord(start, "checksum of a dictionary or of product codes")
+        raise CorruptRecord(start, "checksum of a dictionary or of other codes")
     return body

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.product import MAX_COMPONENTS
+from kvcodec.codecs.transform import MAX_COMPONENTS
 
 CODE_BITS = 8
 LEAST_GROUPS = 2

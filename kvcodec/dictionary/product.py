@@ -10,21 +10,19 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.product import Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.transform import MIDDLE_SHAPE, Analysis
 from kvcodec.codecs.uses import Use
+from kvcodec.dictionary.basis import analysis_rows, quantize_basis, weigh_squares
 from kvcodec.dictionary.budget import split_components
 from kvcodec.dictionary.spectrum import Spectrum
 from kvcodec.kernels._centroids import CENTROIDS
-from kvcodec.kernels.product import SHAPES
 from kvcodec.kernels.projection import project, tile_atoms
 
 _MEANS_ROUNDS, _MEANS_SAMPLE = 10, 12_000
 _LOOP_ROUNDS = 3
-_SHAPE_STEP = 0.25  # log2
-_UNIT_SHAPE = 8
 _GAIN_ROOM = 1.25
-_SIZED = 160
 
 
 class _Plan(NamedTuple):
@@ -59,9 +57,7 @@ def fit_product(
     variances = spectrum.variances[order]
     lengths = np.linalg.norm(sample.astype(np.float64), axis=1)
     y = ((sample / lengths[:, None] - spectrum.mean) @ spectrum.analysis[:, order]).astype(np.float32)
-    spread = np.zeros(len(order), np.float32)
-    sized = np.argsort(-variances, kind="stable")[:_SIZED]
-    spread[sized] = 1 / (variances[sized] * len(sized))
+    spread = weigh_squares(variances)
     plan = _Plan(spectrum, order, ends, spread, gain_table(lengths.min(), lengths.max()), uses, rotation)
     sizes = np.sqrt(np.maximum((y * y) @ spread, 1e-12))
     shown = lot.permutation(len(y))[:_MEANS_SAMPLE]
@@ -105,7 +101,7 @@ def nearest(vectors: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray
 def _move_means(own: Product, sample: NDArray[np.float32], y: NDArray[np.float32], books: NDArray[np.float32]) -> None:
     """Put centroids, books (components, 256), where they miss least of the vectors that the encoder codes by them."""
     coded = own.code(sample)
-    sizes = own.shape_table[coded.shapes] / own.shape_table[_UNIT_SHAPE]
+    sizes = own.shape_table[coded.shapes] / own.shape_table[MIDDLE_SHAPE]
     for g, (first, end) in enumerate(itertools.pairwise([0, *own.ends.tolist()])):
         codes = coded.codes[:, g]
         weights = np.bincount(codes, sizes * sizes, CENTROIDS)
@@ -119,15 +115,11 @@ def _assemble(plan: _Plan, books: NDArray[np.float32]) -> Product:
     spectrum, order = plan.spectrum, plan.order
     units = np.maximum(np.abs(books).max(axis=1), 1e-12) / 127
     rows = spectrum.synthesis[:, order].T * units[:, None]
-    step = float(np.abs(rows).max()) / 32767
-    shapes = (2.0 ** (_SHAPE_STEP * (np.arange(SHAPES) - _UNIT_SHAPE)) * step).astype(ml_dtypes.bfloat16)
-    basis = np.clip(np.rint(rows / float(shapes[_UNIT_SHAPE])), -32767, 32767).astype(np.int16)
-    along = spectrum.metric @ spectrum.mean
-    analysis = np.concatenate([spectrum.analysis[:, order].T, along[None]]).astype(np.float32)
+    basis, shapes = quantize_basis(rows, float(np.abs(rows).max()) / 32767)
     return Product(
-        np.ascontiguousarray(basis), np.ascontiguousarray(np.rint(books / units[:, None]).astype(np.int8)), plan.ends,
-        plan.gains, shapes.view(np.uint16), plan.uses, spectrum.mean.astype(np.float32),
-        Analysis(analysis, units.astype(np.float32), plan.spread), plan.rotation,
+        basis, np.ascontiguousarray(np.rint(books / units[:, None]).astype(np.int8)), plan.ends,
+        plan.gains, shapes, plan.uses, spectrum.mean.astype(np.float32),
+        Analysis(analysis_rows(spectrum, order), units.astype(np.float32), plan.spread), plan.rotation,
     )  # fmt: skip
 
 

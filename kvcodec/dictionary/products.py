@@ -1,25 +1,29 @@
-"""Product codes for many streams under one budget of bytes."""
+"""Product codes, or trellis codes, for many streams under one budget of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.trellis import Trellis
 from kvcodec.codecs.uses import Use
 from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.dictionary.budget import CODE_BITS, LEAST_GROUPS, count_groups, fill_rates
 from kvcodec.dictionary.product import fit_product
 from kvcodec.dictionary.spectrum import Spectrum, find_spectrum, take_sample
+from kvcodec.dictionary.trellis import fit_trellis, plan_bytes
 from kvcodec.dictionary.vectors import Vectors, read_parts
 from kvcodec.errors import SpecError
 from kvcodec.kernels._centroids import CENTROIDS
-from kvcodec.product_spec import MAX_GROUPS, round_budget
+from kvcodec.product_spec import MAX_GROUPS
+from kvcodec.shaped_spec import round_budget
 
 SAMPLE, LEAST_SAMPLE = 32_768, CENTROIDS
 _STUDY = 0.2  # of the work for a stream
@@ -35,7 +39,7 @@ def _one_by_one(work: Callable[[int], Any], keys: Sequence[int]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Stream:
-    """Streams that share product codes: their vectors, those held out, the metric in which errors are measured, and
+    """Streams that share codes: their vectors, those held out, the metric in which errors are measured, and
     the tokens that they hold, which say what a byte costs.
     """
 
@@ -51,7 +55,7 @@ class Stream:
 class TrainedProduct:
     """error: relative, of held-out vectors; in_metric: of the metric, relative to the vectors without their mean."""
 
-    product: Product
+    product: Product | Trellis
     error: float
     in_metric: float
     vectors: int
@@ -59,8 +63,9 @@ class TrainedProduct:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, for the artefact."""
         own = self.product
-        return {
-            "groups": own.groups, "bytes": own.groups + SIDE_BYTES, "components": len(own.basis),
+        sizes = {"groups": own.groups} if isinstance(own, Product) else {"bits": own.bits, "window": own.window}
+        return sizes | {
+            "bytes": own.code_bytes + SIDE_BYTES, "components": len(own.basis),
             "error": round(self.error, 6), "in_metric": round(self.in_metric, 6), "vectors": self.vectors,
         }  # fmt: skip
 
@@ -82,18 +87,36 @@ def plan_groups(spectra: Sequence[Spectrum], budget: float, tokens: Sequence[flo
     return count_groups(rates, codes * len(spectra), tokens, most)
 
 
+class Form(NamedTuple):
+    """How codes of a kind are made. plan: as plan_groups, sizes of the streams' codes. fit: as fit_product, codes of
+    such a size for vectors.
+    """
+
+    plan: Callable[..., list[int]]
+    fit: Callable[..., Product | Trellis]
+
+
+def form_of(codec: str, seed: int) -> Form:
+    """Of the codec pq or tcq."""
+    if codec == "tcq":
+        return Form(plan_bytes, fit_trellis)
+    return Form(plan_groups, partial(fit_product, seed=seed))
+
+
 def train_products(
     streams: Sequence[Stream],
     budget: float,
     *,
     alike: bool,
+    codec: str = "pq",
     sample: int = SAMPLE,
     seed: int = 0,
     map_: Map = _one_by_one,
     tell: Callable[[str], None] = lambda _line: None,
     step: Callable[[int, float], None] = lambda _stream, _share: None,
 ) -> list[TrainedProduct]:
-    """Product codes of streams with a budget of bytes a vector. sample: vectors of a stream that are looked at, most.
+    """Product codes, or those of codec tcq, of streams with a budget of bytes a vector. sample: vectors of a stream
+    that are looked at, most.
 
     map_: runs work for each stream, perhaps in parallel; the result does not hang on it. tell: called with what was
     done. step: called with the number of a stream and the share of its work that is done; what it raises ends all.
@@ -108,25 +131,26 @@ def train_products(
         step(n, _STUDY)
         return found
 
+    form = form_of(codec, seed)
     spectra = map_(study, range(len(streams)))
-    groups = plan_groups(spectra, budget, [own.tokens for own in streams], alike=alike)
+    sizes = form.plan(spectra, budget, [own.tokens for own in streams], alike=alike)
 
     def fit(n: int) -> TrainedProduct:
         own = streams[n]
         rows = take_sample(own.training, sample)
-        fitted = fit_product(
-            spectra[n], rows, groups[n], own.uses, rotation=own.rotation, seed=seed,
+        fitted = form.fit(
+            spectra[n], rows, sizes[n], own.uses, rotation=own.rotation,
             step=lambda share: step(n, _STUDY + (1 - _STUDY) * share),
         )  # fmt: skip
         product = replace(fitted, budget=round_budget(budget))
         error, in_metric = measure_product(product, spectra[n], own.held_out)
-        tell(f"{_name(own)}: {product.groups + SIDE_BYTES} bytes, held-out error {error:.4f}")
+        tell(f"{_name(own)}: {product.code_bytes + SIDE_BYTES} bytes, held-out error {error:.4f}")
         return TrainedProduct(product, error, in_metric, len(rows))
 
     return list(map_(fit, range(len(streams))))
 
 
-def measure_product(own: Product, spectrum: Spectrum, vectors: Vectors) -> tuple[float, float]:
+def measure_product(own: Product | Trellis, spectrum: Spectrum, vectors: Vectors) -> tuple[float, float]:
     """Relative errors of vectors: plain, and in the metric, there against vectors without their mean, each with weight
     1 / |x|².
     """
@@ -134,7 +158,7 @@ def measure_product(own: Product, spectrum: Spectrum, vectors: Vectors) -> tuple
     for rows in read_parts(vectors, _PART):
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
         used = lengths > 0
-        wrong = rows[used].astype(np.float64) - own.rebuild(own.code(rows[used]))
+        wrong = rows[used].astype(np.float64) - own.rebuild(own.code(rows[used]))  # type: ignore[arg-type]
         kept = rows[used].astype(np.float64)
         missed, total = missed + float(np.square(wrong).sum()), total + float(np.square(kept).sum())
         centred = kept / lengths[used, None] - spectrum.mean

@@ -23,6 +23,7 @@ from kvcodec.kernels._centroids import (
 )
 from kvcodec.kernels._jit import inline, jit
 from kvcodec.kernels._projection_tiles import COLUMNS
+from kvcodec.kernels._sums import scale_sums
 from kvcodec.kernels.projection import project_tile
 
 BLOCK = 12  # vectors whose products are held at once
@@ -169,8 +170,8 @@ def rebuild_products(
 ) -> None:
     """out (n, d) = scale * (sum of basis rows times what the coded centroids have in them, exact) + gain * mean.
 
-    Each of the two products, and their sum, is rounded. basis: see weave_rows. books (components, 256). scales, gains:
-    (n,). numbers: zeros (components, and one more if they are odd), sums: (d padded to CHANNELS,), work space.
+    basis: see weave_rows. books (components, 256). scales, gains: (n,). numbers: zeros (components, and one more if
+    they are odd), sums: (d padded to CHANNELS,), work space.
     """
     stride, half = np.int64(4 * basis.shape[1]), np.int64(basis.shape[0])
     for n in range(codes.shape[0]):
@@ -183,6 +184,4 @@ def rebuild_products(
         for c in range(0, basis.shape[1], CHANNELS):
             place = np.int64(basis.ctypes.data + 4 * c)
             sum_woven(place, stride, np.int64(numbers.ctypes.data), half, np.int64(sums.ctypes.data + 4 * c))
-        scale, gain = scales[n], gains[n]
-        for c in range(mean.shape[0]):
-            out[n, c] = np.float32(np.float32(np.float32(sums[c]) * scale) + np.float32(gain * mean[c]))
+        scale_sums(sums, scales[n], gains[n], mean, out, n)

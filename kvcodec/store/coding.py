@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.dictionary import Dictionary, DictionarySet
 from kvcodec.errors import SpecError
 from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import ERROR_STEPS, parse_bound
@@ -120,18 +120,17 @@ def bind(spec: CodecSpec, layer: int, stream: Stream, dictionary: DictionarySet 
     if not spec.is_trained or (spec.basis and dictionary is None):
         return spec
     where = f"layer {layer}, stream {stream.name}: {spec}"
-    what, whose = ("dictionary", "dictionary's atoms") if spec.sparse else ("product codes", "product codes")
+    what, whose = spec.trained_as, "dictionary's atoms" if spec.sparse else spec.trained_as
     if dictionary is None:
-        raise SpecError(f"{where} needs {'a ' if spec.sparse else ''}{what}: pass dictionary= (--dictionary)")
+        raise SpecError(f"{where} needs {spec.wants}: pass dictionary= (--dictionary)")
     own = dictionary.find_for(spec, layer, stream.id)
     if own is None:
         raise SpecError(f"{where}: the set {dictionary.hash.hex()} has no {what} for it")
     if own.dim != stream.dim:
         raise SpecError(f"{where}: {stream.dim} channels, its {whose} have {own.dim}")
-    codes = dictionary.find_product(layer, stream.id)
-    if spec.product is not None and codes is not None:
+    if spec.shaped is not None and not isinstance(own, Dictionary):
         try:
-            spec.product.check_budget(codes.budget)
+            spec.shaped.check_budget(own.budget)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
     return spec.bound_to(own.size, dictionary.hash)

@@ -81,6 +81,8 @@ def open_store(
     journal = CodecSpec.parse(journal)
     pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
+    if own is not None and own.trellises:
+        raise SpecError(f"set {own.hash.hex()} has trellis codes: no log takes trellis codes yet")
     _check_options(mode, model, durability, journal, threads)
     _check_growth(mode, grow, growths)
     if mode == "w":

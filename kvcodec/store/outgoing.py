@@ -95,7 +95,7 @@ class Outgoing:
         spec, dim = self.policy.spec, self.stream.dim
         if spec.codec == CodecId.RAW:
             return self.raw_group
-        tokens, codes = token_group(spec), spec.sparse or spec.product
+        tokens, codes = token_group(spec), spec.sparse or spec.shaped
         while codes and codes.bounded and tokens > 1 and 4 * greatest_head(codes, tokens, dim) > 7 * self.largest:
             tokens //= 2  # what a bound makes raw may outgrow a small block
         return tokens

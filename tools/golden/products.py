@@ -12,8 +12,9 @@ import numpy as np
 import kvcodec
 from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
-from kvcodec.codecs.product import Analysis, Product
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
+from kvcodec.codecs.transform import Analysis
 from kvcodec.codecs.uses import Use
 from kvcodec.layout import ALIGNMENT, DtypeId, StreamId
 from kvcodec.log.frame import Record
