@@ -2,6 +2,7 @@
 
     python bench/precision.py [DUMP] [--check | --print]
 
+Codes are INT4, and product codes that are trained on the dump itself: how well they suit it makes no difference here.
 Writes its tables into bench/RESULTS.md, or fails if a figure is above its floor.
 """
 
@@ -9,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import kvcodec as kv
+from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.dictionary.artefact import read_dictionary
 from kvcodec.dumps import open_dump
 from kvcodec.dumps.queries import Queries
 
@@ -23,8 +28,37 @@ RESULTS = ROOT / "bench" / "RESULTS.md"
 DUMP = ROOT / "tests" / "data" / "gemma3_270m_512_3layers.safetensors"
 BEGIN, END = "<!-- precision: written by bench/precision.py -->", "<!-- /precision -->"
 K, V = "int4/channel/g64", "int4/token/g64"
-FLOORS = {16: (5e-4, 5e-3), 8: (5e-2, np.inf)}  # Frobenius over a layer's queries, and of the worst query
+BITS = 16, 8  # of queries
+INT4_FLOORS = 5e-4, 5e-3, 5e-2, np.inf  # Frobenius over a layer's queries, and of the worst query, of both sorts
+PRODUCT_FLOORS = 1e-3, 5e-3, 1e-1, np.inf
+BUDGET, ROPE_BASE = 32, 1e6
 LONG, LONG_FLOOR = 131_072, 1e-3
+
+
+class Codes(NamedTuple):
+    """How rows of K and V are coded: specs, over the product codes of a set, if any; what the figures must keep to."""
+
+    name: str
+    k: str
+    v: str
+    floors: tuple[float, ...]
+    trained: DictionarySet | None = None
+
+    def encode(self, rows: Any, layer: int, stream: kv.StreamId, first: int) -> Any:
+        """Rows (tokens, heads, dim) of a stream, the first one at position `first`."""
+        spec = self.k if stream == kv.StreamId.K else self.v
+        own = None if self.trained is None else self.trained.find_product(layer, stream)
+        return kv.encode_array(rows, spec, stream=stream, dictionary=own, first=first)
+
+
+def choose_codes(dump: Path) -> Iterator[Codes]:
+    """All that is measured."""
+    yield Codes("INT4", K, V, INT4_FLOORS)
+    for rope, name in (("post", f"pq/B{BUDGET}"), ("pre", f"pq/B{BUDGET}, keys before rotation")):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "codes.kvdict"
+            kv.train(dump, path, codec="pq", budget=BUDGET, rope=rope, rope_base=ROPE_BASE)
+            yield Codes(name, f"pq/B{BUDGET}", f"pq/B{BUDGET}", PRODUCT_FLOORS, read_dictionary(path))
 
 
 def attend(q: Any, k: Any, v: Any, scale: float) -> Any:
@@ -38,12 +72,13 @@ def attend(q: Any, k: Any, v: Any, scale: float) -> Any:
     return out
 
 
-def measure_layer(k: Any, v: Any, queries: Queries, bits: int) -> tuple[float, float]:
+def measure_layer(codes: Codes, layer: int, rows: list[Any], queries: Queries, bits: int) -> tuple[float, float]:
     """Relative error over a layer's queries, each over the tokens it sees, and that of the worst query."""
     differences, wanted = [], []
     for position, q in zip(queries.positions.tolist(), queries.q.transpose(1, 0, 2), strict=True):
-        seen = slice(max(0, position + 1 - (queries.window or position + 1)), position + 1)
-        coded = [kv.encode_array(rows[seen], spec, stream=name) for rows, spec, name in ((k, K, "k"), (v, V, "v"))]
+        first = max(0, position + 1 - (queries.window or position + 1))
+        streams = zip(rows, (kv.StreamId.K, kv.StreamId.V), strict=True)
+        coded = [codes.encode(own[first : position + 1], layer, stream, first) for own, stream in streams]
         y = kv.attend(q, *coded, scale=queries.scale, query_bits=bits)
         wanted.append(attend(q, *(kv.decode_array(one, dtype=np.float32) for one in coded), queries.scale))
         differences.append(y - wanted[-1])
@@ -52,16 +87,16 @@ def measure_layer(k: Any, v: Any, queries: Queries, bits: int) -> tuple[float, f
     return float(np.linalg.norm(d) / np.linalg.norm(w)), float(worst.max())
 
 
-def measure_dump(dump: Path) -> list[list[Any]]:
+def measure_dump(dump: Path, codes: Codes) -> list[list[Any]]:
     """For each layer: error and worst query with 16-bit queries, and with 8-bit ones."""
     rows = []
     with open_dump(dump) as source:
         for layer in source.layers:
-            k, v = (source.rows(layer, stream, 0, source.tokens) for stream in (kv.StreamId.K, kv.StreamId.V))
+            own = [source.rows(layer, stream, 0, source.tokens) for stream in (kv.StreamId.K, kv.StreamId.V)]
             queries = source.queries(layer)
             if queries is None:
                 sys.exit(f"{dump} has no queries")
-            found = [measure_layer(k, v, queries, bits) for bits in FLOORS]
+            found = [measure_layer(codes, layer, own, queries, bits) for bits in BITS]
             rows.append([layer, *(figure for pair in found for figure in pair)])
     return rows
 
@@ -84,12 +119,13 @@ def measure_long(kind: str) -> float:
 
 def make_tables(dump: Path) -> tuple[str, bool]:
     """Both tables in Markdown, and whether all figures keep to the floors."""
-    layers, long = measure_dump(dump), {kind: measure_long(kind) for kind in ("dominant", "flat")}
-    limits = [limit for pair in FLOORS.values() for limit in pair]
-    fine = all(figure <= limit for row in layers for figure, limit in zip(row[1:], limits, strict=True))
-    fine &= all(error <= LONG_FLOOR for error in long.values())
-    lines = ["| layer | 16-bit query | worst query | 8-bit query | worst query |", "| --- " * 5 + "|"]
-    lines += ["| " + " | ".join([str(row[0]), *(f"{figure:.1e}" for figure in row[1:])]) + " |" for row in layers]
+    long = {kind: measure_long(kind) for kind in ("dominant", "flat")}
+    fine = all(error <= LONG_FLOOR for error in long.values())
+    lines = ["| codes | layer | 16-bit query | worst query | 8-bit query | worst query |", "| --- " * 6 + "|"]
+    for codes in choose_codes(dump):
+        for layer, *figures in measure_dump(dump, codes):
+            fine &= all(figure <= limit for figure, limit in zip(figures, codes.floors, strict=True))
+            lines.append("| " + " | ".join([codes.name, str(layer), *(f"{figure:.1e}" for figure in figures)]) + " |")
     lines += ["", f"| {LONG:,} tokens | 16-bit query |", "| --- | --- |"]
     for kind, what in (("dominant", "one token, and tails of 2⁻¹⁶ of its weight"), ("flat", "all of about one weight")):
         lines.append(f"| {what} | {long[kind]:.1e} |")
