@@ -21,11 +21,12 @@ doc: |
   - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
     can tell. Everything above them is lenient.
   - Rows of a STEP or ROWS record are split by the shapes of the sequence's model, which stand in another record:
-    `step_rows` are one list, and coded rows bytes, to be parsed as `coded_row`, `sparse_row` or `product_row`.
+    `step_rows` are one list, and coded rows bytes, to be parsed as `coded_row`, `sparse_row` or `shaped_row`.
   - Rows over a dictionary end here as indices, coefficients and a scale. The atoms that they name stand in the
     DICTIONARY records of `basis_hash`, which is a hash of them.
-  - Rows by product codes end here as a gain, a shape and codes. What these name stands in the CODEBOOK records of
-    `basis_hash`, whose bodies, joined by `first_byte`, are to be parsed as `product`.
+  - Rows by product or trellis codes end here as a gain, a shape and bytes of codes. What these name stands in the
+    CODEBOOK records of `basis_hash`, whose bodies, joined by `first_byte`, are to be parsed as `product` or `trellis`,
+    as their `form` says. That bits of trellis codes which are no component's are 0 is for a user to see.
 doc-ref:
   - formats/README.md
   - formats/device.md
@@ -557,20 +558,20 @@ types:
         valid:
           expr: >-
             codec == codec_id::raw ? _ == axis::none
-            : codec == codec_id::dictionary or codec == codec_id::product ? _ == axis::token
+            : codec.to_i >= 5 ? _ == axis::token
             : _ == axis::channel or _ == axis::token
       - id: flags
         type: u1
         valid:
           expr: >-
-            (_ & (codec == codec_id::raw ? 0 : codec == codec_id::product ? 4 : codec == codec_id::dictionary ? 6 : 1)) == _
+            (_ & (codec == codec_id::raw ? 0 : codec.to_i > 5 ? 4 : codec.to_i == 5 ? 6 : 1)) == _
       - id: group
         type: u2
         valid:
           expr: >-
             codec == codec_id::raw ? _ == 0
             : _ >= 16 and _ <= 4096
-            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
+            and _ % (codec.to_i >= 5 ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -597,8 +598,8 @@ types:
   sparse_fields:
     doc: |
       How rows are coded over a dictionary, and which, in GROUP, ROWS and POLICY: six fields that stand in the struct
-      itself there. By product codes the first two say which, and `dictionary_atoms` how many groups they have; but for
-      `error_bound` the others are 0 there. All are 0 with other codecs.
+      itself there. By product or trellis codes the first two say which, and `dictionary_atoms` how many bytes they
+      take; but for `error_bound` the others are 0 there. All are 0 with other codecs.
     doc-ref:
       - formats/record.md#group
       - formats/dictionary.md#a-row
@@ -612,15 +613,17 @@ types:
       - id: basis_hash
         size: 16
         valid:
-          expr: (_.max != 0) == (is_used or is_product)
+          expr: (_.max != 0) == (is_used or is_shaped)
       - id: dictionary_atoms
         type: u4
         valid:
-          expr: 'is_used ? _ >= 1 and _ <= 65536 : is_product ? _ >= 1 and _ <= 128 : _ == 0'
+          expr: >-
+            is_used ? _ >= 1 and _ <= 65536
+            : is_shaped ? _ >= 1 and _ <= (codec == codec_id::product ? 128 : 512) : _ == 0
       - id: error_bound
         type: u2
         valid:
-          expr: '_ <= (is_used or is_product and is_bounded ? 0x7fff : 0) and (_ > 0 or not is_bounded)'
+          expr: '_ <= (is_used or is_shaped and is_bounded ? 0x7fff : 0) and (_ > 0 or not is_bounded)'
       - id: atoms
         type: u1
         valid:
@@ -636,8 +639,8 @@ types:
     instances:
       is_used:
         value: codec == codec_id::dictionary
-      is_product:
-        value: codec == codec_id::product
+      is_shaped:
+        value: codec == codec_id::product or codec == codec_id::trellis
       has_sets:
         value: (flags & 2) != 0
       is_bounded:
@@ -702,7 +705,7 @@ types:
         valid:
           expr: >-
             codec == codec_id::raw ? _ == axis::none
-            : codec == codec_id::dictionary or codec == codec_id::product ? _ == axis::token
+            : codec.to_i >= 5 ? _ == axis::token
             : _ == axis::channel or _ == axis::token
       - id: transform
         type: u1
@@ -712,14 +715,14 @@ types:
         type: u2
         valid:
           expr: >-
-            (_ & (codec == codec_id::raw ? 0 : codec == codec_id::product ? 4 : codec == codec_id::dictionary ? 6 : 1)) == _
+            (_ & (codec == codec_id::raw ? 0 : codec.to_i > 5 ? 4 : codec.to_i == 5 ? 6 : 1)) == _
       - id: group
         type: u2
         valid:
           expr: >-
             codec == codec_id::raw ? _ == 0
             : _ >= 16 and _ <= 4096
-            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
+            and _ % (codec.to_i >= 5 ? 64 : 16) == 0
       - id: first_layer
         type: u2
       - id: layers
@@ -765,7 +768,7 @@ types:
       - id: metadata_bytes
         type: u4
         valid:
-          expr: codec != codec_id::dictionary and codec != codec_id::product or _ == (tokens + 63) / 64 * 128
+          expr: codec.to_i < 5 or _ == (tokens + 63) / 64 * 128
       - id: code_bytes
         type: u4
       - id: sparse
@@ -812,7 +815,8 @@ types:
             'codec_id::int4': grouped_head(shape, 4)
             'codec_id::int2': grouped_head(shape, 2)
             'codec_id::dictionary': sparse_head(shape, _index)
-            'codec_id::product': product_head(shape)
+            'codec_id::product': shaped_head(shape)
+            'codec_id::trellis': shaped_head(shape)
         repeat: expr
         repeat-expr: shape.heads
       - id: others
@@ -1151,11 +1155,13 @@ types:
       vector:
         value: block.vectors[0]
 
-  product_head:
+  shaped_head:
     doc: |
-      Rows by product codes: `tokens[t]` has the numbers of its gain and of its shape, and of a centroid for each group.
-      What they stand for is in `product`.
-    doc-ref: formats/product.md#sections
+      Rows by product or trellis codes: `tokens[t]` has the numbers of its gain and of its shape, and of a centroid for
+      each group, or bytes of bits. What they stand for is in `product` or `trellis`.
+    doc-ref:
+      - formats/product.md#sections
+      - formats/trellis.md#sections
     params:
       - id: shape
         type: group_fields
@@ -1197,7 +1203,7 @@ types:
             size: 64
             repeat: expr
             repeat-expr: _parent.shape.sparse.dictionary_atoms
-            doc: Code of group k of each row.
+            doc: Code of group k, or byte k of the bits, of each row.
       token:
         params:
           - id: number
@@ -1224,11 +1230,13 @@ types:
           number:
             value: token.head.blocks[token.number / 64].planes[group][token.number % 64]
 
-  product_row:
+  shaped_row:
     doc: |
-      One head of one token in a ROWS record by product codes; the next one follows at once, in the order that
+      One head of one token in a ROWS record by product or trellis codes; the next one follows at once, in the order that
       `step_rows` has. A user makes these, one after the other, of the bytes of `step_body.rows`.
-    doc-ref: formats/product.md#a-row
+    doc-ref:
+      - formats/product.md#a-row
+      - formats/trellis.md#a-row
     params:
       - id: codes_of
         type: sparse_fields
@@ -1431,7 +1439,7 @@ types:
         enum: codec_id
         valid:
           expr: >-
-            is_rows ? _ == codec_id::dictionary or _ == codec_id::product
+            is_rows ? _.to_i >= 5 and _.to_i <= 7
             : _ == codec_id::raw or _ == codec_id::int8 or _ == codec_id::int4 or _ == codec_id::int2
       - id: streams
         type: u1
@@ -1442,7 +1450,7 @@ types:
         type: u2
         valid:
           expr: >-
-            _ == 0 or codec != codec_id::product and _ == (codec == codec_id::raw ? 0 : codec == codec_id::dictionary ? 2 : 1)
+            _ == 0 or codec.to_i <= 5 and _ == (codec == codec_id::raw ? 0 : codec.to_i == 5 ? 2 : 1)
       - id: first_layer
         type: u2
       - id: layers
@@ -1473,7 +1481,7 @@ types:
           expr: >-
             codec == codec_id::raw ? _ == 0
             : _ >= 16 and _ <= 4096
-            and _ % (codec == codec_id::dictionary or codec == codec_id::product ? 64 : 16) == 0
+            and _ % (codec.to_i >= 5 ? 64 : 16) == 0
       - id: sparse
         type: sparse_fields(codec, flags)
         if: is_rows
@@ -1486,7 +1494,7 @@ types:
   step_body:
     doc: |
       Coded rows are left as bytes, of which a user makes one `coded_row` after the other, or in a ROWS record one
-      `sparse_row`, or `product_row`.
+      `sparse_row`, or `shaped_row`.
     doc-ref:
       - formats/raw.md#step
       - formats/rows.md
@@ -1832,6 +1840,114 @@ types:
             type: s1
             repeat: eos
 
+  trellis:
+    doc: |
+      The bytes of a codebook of that form. `basis` and `tables` are lists of rows, of so many channels or entries each;
+      `tables` has one for each rate that a component has, ascending.
+    doc-ref: formats/trellis.md#bytes
+    seq:
+      - id: components
+        type: u2
+        valid:
+          min: 1
+          max: 512
+      - id: head_dim
+        type: u2
+        valid:
+          min: 1
+          max: 1024
+      - id: num_uses
+        type: u2
+        valid:
+          min: 1
+      - id: pairs
+        type: u2
+        valid:
+          expr: 2 * _ <= head_dim
+      - id: budget
+        type: u2
+        valid:
+          max: 16000
+        doc: In 1/16 bytes.
+      - id: window
+        type: u1
+        valid:
+          min: 8
+          max: 12
+      - id: num_tables
+        type: u1
+        valid:
+          min: 1
+          max: 8
+      - id: reserved
+        type: zeros(4)
+      - id: uses
+        type: dictionary_use
+        repeat: expr
+        repeat-expr: num_uses
+      - id: steps
+        type: u8
+        repeat: expr
+        repeat-expr: pairs
+      - id: mean
+        type: f4
+        repeat: expr
+        repeat-expr: head_dim
+      - id: analysis
+        size: 4 * (components + 1) * head_dim
+        doc: This and the next two are for encoders.
+      - id: units
+        type: f4
+        repeat: expr
+        repeat-expr: components
+      - id: spread
+        type: f4
+        repeat: expr
+        repeat-expr: components
+      - id: gains
+        type: u2
+        repeat: expr
+        repeat-expr: 256
+        doc: Bits of bfloat16.
+      - id: shapes
+        type: u2
+        repeat: expr
+        repeat-expr: 16
+        doc: Bits of bfloat16.
+      - id: basis
+        type: basis_row
+        repeat: expr
+        repeat-expr: components
+      - id: tables
+        type: table
+        size: 2 << window
+        repeat: expr
+        repeat-expr: num_tables
+      - id: rates
+        type: u1
+        repeat: expr
+        repeat-expr: components
+        valid:
+          expr: '_ >= 1 and _ <= 8 and _ <= window - 3'
+      - id: excess
+        size-eos: true
+        valid:
+          expr: _.length == 0
+    types:
+      basis_row:
+        seq:
+          - id: channels
+            type: s2
+            repeat: expr
+            repeat-expr: _parent.head_dim
+            valid:
+              min: -32767
+      table:
+        seq:
+          - id: entries
+            type: s2
+            repeat: eos
+
   drop_fields:
     doc-ref: formats/record.md#drop
     seq:
@@ -1926,6 +2042,7 @@ enums:
     8: codebook
   codebook_form:
     1: product
+    2: trellis
   stream_id:
     1: k
     2: v
@@ -1936,8 +2053,11 @@ enums:
     2: int8
     3: int4
     4: int2
-    5: dictionary
+    5:
+      id: dictionary
+      doc: This one and those behind it take what was trained.
     6: product
+    7: trellis
   axis:
     0: none
     1: channel

@@ -81,7 +81,7 @@ class IdentityMismatch(FormatError):
 
 
 class MissingDictionary(FormatError):
-    """Records are coded over a dictionary, or by product codes, that neither the log nor the caller has.
+    """Records are coded over a dictionary, or by other codes, that neither the log nor the caller has.
 
     Attributes: basis, the 16 bytes that name the set.
     """

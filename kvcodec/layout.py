@@ -395,6 +395,7 @@ class CodebookForm(IntEnum):
     """What the bytes of a CODEBOOK record are."""
 
     PRODUCT = 1
+    TRELLIS = 2
 
 
 class KvdictFlag(IntFlag):

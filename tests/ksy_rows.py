@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
-from tests.ksy_trees import decode_head, decode_row, parse_product, parse_vector, split_rows, streams_of, walk
+from tests.ksy_trees import decode_head, decode_row, parse_shaped, parse_vector, split_rows, streams_of, walk
 from tests.rotation_twin import turn_rows
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
@@ -35,7 +35,7 @@ def records(parser, log):
 
 
 def dictionaries(parser, log):
-    """A `Dictionary`, or what is parsed of product codes, by the hash of its set, layer and stream."""
+    """A `Dictionary`, or what is parsed of product or trellis codes, by the hash of its set, layer and stream."""
     sets, books = {}, codebooks(parser, log)  # by hash, matrix and first atom; by hash and number
     for _, frame in walk(log):
         for place in frame.records.places if frame.records else []:
@@ -54,13 +54,14 @@ def dictionaries(parser, log):
         assert any_of.codebooks == len(books.get(basis, ()))
     for basis in wholes.keys() | books.keys():
         assert hash_of(wholes.get(basis, []), books.get(basis, [])) == basis
-    products = {
+    forms = {parser.CodebookForm.product: parser.Product, parser.CodebookForm.trellis: parser.Trellis}
+    shaped = {
         (basis, use.layer, int(use.stream)): own
         for basis, of in books.items()
-        for own in (parser.Product(KaitaiStream(BytesIO(data))) for data in of)
+        for own in (forms[form](KaitaiStream(BytesIO(data))) for form, data in of)
         for use in own.uses
     }
-    return products | {
+    return shaped | {
         (basis, layer, stream): Dictionary(atoms, mean if mean.size else np.zeros(atoms.shape[1], "<f4"), steps)
         for basis, whole in wholes.items()
         for uses, mean, steps, atoms in whole
@@ -69,7 +70,7 @@ def dictionaries(parser, log):
 
 
 def codebooks(parser, log):
-    """Bytes of the codebooks of sets, in order, by hash."""
+    """Form and bytes of the codebooks of sets, in order, by hash."""
     found = {}  # by hash, number and first byte
     for _, frame in walk(log):
         for place in frame.records.places if frame.records else []:
@@ -85,7 +86,7 @@ def codebooks(parser, log):
                 assert first == len(data)
                 data += chunk.body
             assert (number, len(data)) == (len(out[basis]), any_of.all_bytes)
-            out[basis].append(data)
+            out[basis].append((any_of.form, data))
         assert len(out[basis]) == any_of.codebooks
     return out
 
@@ -112,8 +113,8 @@ def hash_of(whole, books):
         digest.update(struct.pack("<I", len(steps)) if steps else b"")
         digest.update(b"".join(struct.pack("<HBx", *use) for use in uses))
         digest.update(mean.tobytes() + struct.pack(f"<{len(steps)}Q", *steps) + atoms.tobytes())
-    for data in books:
-        digest.update(b"\xff" * 4 + data)
+    for form, data in books:
+        digest.update({"product": b"\xff", "trellis": b"\xfe"}[form.name] + b"\xff" * 3 + data)
     return digest.digest()[:16]
 
 
@@ -205,9 +206,9 @@ def spread_group(own, body, dtype, sets):
             if own.bitmap_bytes:
                 lay_others(bits, head.tokens, body.others.heads[number].rows, dtype)
             yield bits
-        elif own.codec.name == "product":
-            product = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
-            yield round_rows(decode_products(head.tokens, product, own.first_token + np.arange(own.tokens)), dtype)
+        elif own.codec.name in ("product", "trellis"):
+            codes = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
+            yield round_rows(decode_shaped(head.tokens, codes, own.first_token + np.arange(own.tokens)), dtype)
         else:
             yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
 
@@ -227,7 +228,7 @@ def spread_step(parser, own, body, layers, dtype, sets):
     if own.is_rows:
         for key, rows in rows_over(parser, own, body, layers):
             positions = own.first_token + np.arange(len(rows)) // own.heads
-            decode = decode_products if own.sparse.is_product else decode_vectors
+            decode = decode_shaped if own.sparse.is_shaped else decode_vectors
             bits = round_rows(decode(rows, sets[own.sparse.basis_hash, *key], positions), dtype)
             yield from ((key, h, bits[h :: own.heads]) for h in range(own.heads))
         return
@@ -279,17 +280,32 @@ def decode_vectors(rows, own, positions):
     return turn_rows(flat, positions, own.steps)
 
 
-def decode_products(rows, own, positions):
-    """float32 (rows, dim) of rows by product codes: scale * (sum of basis rows) + gain * mean, turned."""
-    gains, shapes, codes = map(np.array, zip(*map(parse_product, rows), strict=True))
+def decode_shaped(rows, own, positions):
+    """float32 (rows, dim) of rows by product or trellis codes: scale * (sum of basis rows) + gain * mean, turned."""
+    gains, shapes, codes = map(np.array, zip(*map(parse_shaped, rows), strict=True))
     basis = np.array([row.channels for row in own.basis], np.int64)
-    books = np.array([book.centroids for book in own.books], np.int64)
-    group = np.searchsorted(own.ends, np.arange(own.components), side="right")
-    sums = np.einsum("nc,cd->nd", np.stack([books[c, codes[:, g]] for c, g in enumerate(group)], axis=1), basis)
+    numbers = numbers_of_books(codes, own) if hasattr(own, "books") else numbers_of_windows(codes, own)
+    sums = np.einsum("nc,cd->nd", numbers, basis)
     table, levels = ((np.array(x, np.uint32) << 16).view(np.float32) for x in (own.gains, own.shapes))
     scales = (table[gains] * levels[shapes]).astype(ml_dtypes.bfloat16).astype(np.float32)
     lean = table[gains][:, None] * np.array(own.mean, np.float32)
     return turn_rows(sums.astype(np.float32) * scales[:, None] + lean, positions, own.steps)
+
+
+def numbers_of_books(codes, own):
+    """int64 (rows, components): what the centroids of product codes (rows, groups) have in each component."""
+    books = np.array([book.centroids for book in own.books], np.int64)
+    group = np.searchsorted(own.ends, np.arange(own.components), side="right")
+    return np.stack([books[c, codes[:, g]] for c, g in enumerate(group)], axis=1)
+
+
+def numbers_of_windows(codes, own):
+    """int64 (rows, components): entries of tables that the windows of rows' bits, bytes (rows, n), look into."""
+    whole, places = [int.from_bytes(bytes(row), "little") for row in codes.astype(np.uint8)], sorted(set(own.rates))
+    assert all(bits >> sum(own.rates) == 0 for bits in whole)
+    tables = [own.tables[places.index(rate)].entries for rate in own.rates]
+    starts, mask = np.cumsum([0, *own.rates[:-1]]).tolist(), (1 << own.window) - 1
+    return np.array([[t[bits >> at & mask] for at, t in zip(starts, tables, strict=True)] for bits in whole])
 
 
 def round_rows(rows, dtype):

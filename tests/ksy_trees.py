@@ -158,8 +158,8 @@ def read_body(log, header, place):
         return read_group(header, body)
     if kind == Kind.ROWS:
         spec = read_spec(header, Axis.TOKEN)
-        if spec.product:
-            return {"rows": split_product(body.reshape(-1, spec.product.row_bytes))}
+        if spec.shaped:
+            return {"rows": split_shaped(body.reshape(-1, spec.shaped.row_bytes))}
         return {"rows": read_codes(body.reshape(-1, spec.sparse.row_bytes), spec.sparse)}
     if kind == Kind.DICTIONARY:
         return read_chunk(log, header)
@@ -186,8 +186,8 @@ def as_lists(codes):
     return [list(row) for row in zip(*(x.tolist() for x in columns), strict=True)]
 
 
-def split_product(rows):
-    """Gain, shape and codes of rows by product codes (n, row bytes)."""
+def split_shaped(rows):
+    """Gain, shape and codes of rows by product or trellis codes (n, row bytes)."""
     return [[int(row[0]), int(row[1]), row[2:].tolist()] for row in rows]
 
 
@@ -195,7 +195,7 @@ def read_rule(rule):
     spec, policy = rule.policy.spec, rule.policy
     own = [rule.stream, spec.codec, spec.axis, spec.flags, spec.group, rule.layers.start, len(rule.layers)]
     sparse = [bytes(16), 0, 0, 0, 0, 0]
-    if spec.product:
+    if spec.shaped:
         sparse[:2] = [spec.basis, spec.size]
     if codes := spec.sparse:
         sparse = [codes.basis, codes.size, codes.error, codes.atoms, codes.low, codes.bits]
@@ -215,12 +215,12 @@ def read_group(header, body):
         codes = [read_codes(own, spec.sparse) for own in rows]
         return group_tree(sections, figures) | {"heads": codes} | others
     rest = rest.reshape(heads, -1)
-    if spec.product:
+    if spec.shaped:
         sections = sparse_sections(tokens, spec.size)
         sides, codes = rest[:, : sections.metadata], rest[:, sections.metadata :]
         parts = [own.reshape(heads, -(-tokens // 64), -1, 64) for own in (sides, codes)]
         rows = np.concatenate(parts, axis=2).swapaxes(2, 3).reshape(heads, -1, 2 + spec.size)[:, :tokens]
-        return group_tree(sections, figures) | {"heads": [split_product(own) for own in rows]}
+        return group_tree(sections, figures) | {"heads": [split_shaped(own) for own in rows]}
     codec = codec_for(spec, StreamId(int(header["stream"])))
     sections = codec.sections(tokens, dim)
     out = group_tree(sections, figures)
@@ -355,7 +355,7 @@ def parse_body(parser, record):
     if record.header.kind == kinds.group:
         return parse_group(parser, record.header.fields, body)
     if record.header.kind == kinds.rows:
-        parse = parse_product if record.header.fields.sparse.is_product else parse_vector
+        parse = parse_shaped if record.header.fields.sparse.is_shaped else parse_vector
         return {"rows": [parse(row) for row in split_rows(parser, record.header.fields, body)]}
     if record.header.kind == kinds.dictionary:
         return {
@@ -386,8 +386,8 @@ def parse_group(parser, fields, body):
     if fields.codec == parser.CodecId.dictionary:
         others = parse_others(body) if fields.bitmap_bytes else {}
         return out | {"heads": [[parse_vector(token) for token in head.tokens] for head in body.heads]} | others
-    if fields.codec == parser.CodecId.product:
-        return out | {"heads": [[parse_product(token) for token in head.tokens] for head in body.heads]}
+    if fields.codec in (parser.CodecId.product, parser.CodecId.trellis):
+        return out | {"heads": [[parse_shaped(token) for token in head.tokens] for head in body.heads]}
     return out | {
         "scales": [head.scales.numbers for head in body.heads],
         "zeros": [] if fields.is_symmetric else [head.zeros.numbers for head in body.heads],
@@ -411,7 +411,7 @@ def parse_others(body):
 def split_rows(parser, fields, body):
     """Rows of a ROWS record, one after the other."""
     stream = KaitaiStream(BytesIO(body.rows))
-    row = parser.ProductRow if fields.sparse.is_product else parser.SparseRow
+    row = parser.ShapedRow if fields.sparse.is_shaped else parser.SparseRow
     while not stream.is_eof():
         yield row(fields.sparse, stream)
 
@@ -424,8 +424,8 @@ def parse_vector(row):
     return [row.scale, [term.index for term in vector.terms], [term.coefficient for term in vector.terms]]
 
 
-def parse_product(row):
-    """Gain, shape and codes of a row by product codes, of a record or by itself."""
+def parse_shaped(row):
+    """Gain, shape and codes of a row by product or trellis codes, of a record or by itself."""
     return [row.gain, row.shape, [code if isinstance(code, int) else code.number for code in row.codes]]
 
 

@@ -42,7 +42,7 @@ from tests.ksy_trees import (
     view_struct,
     walk,
 )
-from tools.golden import bounded, products
+from tools.golden import bounded, products, trellises
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "formats" / "kvlog.ksy"
@@ -55,6 +55,7 @@ SPARSE = GOLDEN / "dictionary-sets.kvlog"
 BOUNDED = GOLDEN / "dictionary-max.kvlog"
 GROWN = GOLDEN / "dictionary-grown.kvlog"
 PRODUCT = GOLDEN / "product-rows.kvlog"
+TRELLIS = GOLDEN / "trellis.kvlog"
 
 
 @pytest.fixture(scope="session")
@@ -287,9 +288,11 @@ STRUCTS = [
     "superblock-0", "superblock-1", "spare-slot", "block-header", "frame-header", "frame-trailer", "model",
     "model-layer", "sequence", "policy", "group-int4-k", "group-int4-v", "group-raw-k", "step", "drop", "sidecar",
     "sidecar-entry", "sparse-dictionary", "sparse-dictionary-use", "sparse-policy", "sparse-group-dictionary-k",
-    "sparse-rows", "product-codebook", "product-rows",
+    "sparse-rows", "product-codebook", "product-rows", "trellis-codebook", "trellis-rows",
 ]  # fmt: skip
-KNOWN = dict.fromkeys(("sparse-policy", "sparse-group-dictionary-k", "product-rows"), "basis_hash")  # known up to there
+KNOWN = dict.fromkeys(  # known up to there
+    ("sparse-policy", "sparse-group-dictionary-k", "product-rows", "trellis-rows"), "basis_hash"
+)
 SMALL = frozenset({Kind.MODEL, Kind.SEQUENCE, Kind.DICTIONARY})  # bodies that hold structs
 
 
@@ -317,7 +320,8 @@ def example_structs():
         **frame_structs(example_tree(EXAMPLE), base),
     }
     out = {name: (EXAMPLE, *struct) for name, struct in out.items()}
-    for prefix, log in (("sparse", SPARSE), ("bounded", BOUNDED), ("grown", GROWN), ("product", PRODUCT)):
+    prefixes = {"sparse": SPARSE, "bounded": BOUNDED, "grown": GROWN, "product": PRODUCT, "trellis": TRELLIS}
+    for prefix, log in prefixes.items():
         own = frame_structs(example_tree(log), base)
         out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
     return out
@@ -459,9 +463,12 @@ def test_a_changed_byte_of_a_record_with_a_row_bitmap_is_seen(parser):
         }),
         ("grown-dictionary", {"first_atom": [0], "grown": [0, 4], "parent_hash": [bytes(16)], "codebooks": [1]}),
         ("product-codebook", {
-            "sequence": [1], "form": [0, 2], "codebook": [1], "first_byte": [1 << 20], "basis_hash": [bytes(16)],
+            "sequence": [1], "form": [0, 3], "codebook": [1], "first_byte": [1 << 20], "basis_hash": [bytes(16)],
         }),
-        ("product-rows", {"atoms": [1], "flags": [1, 2, 4], "group": [48], "codec": [1, 3], "dictionary_atoms": [0]}),
+        ("product-rows", {
+            "atoms": [1], "flags": [1, 2, 4], "group": [48], "codec": [1, 3], "dictionary_atoms": [0, 129],
+        }),
+        ("trellis-rows", {"atoms": [1], "flags": [1, 2, 4], "codec": [1, 8], "dictionary_atoms": [0, 513]}),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )  # fmt: skip
@@ -476,12 +483,16 @@ def test_the_parser_refuses_fields_of_dictionaries_that_are_out_of_range(name, f
 
 UNSEEN = {  # what takes other records, or a hash
     "book-long", "book-size", "book-count", "book-matrices", "book-missing", "book-gap", "book-changed", "book-head",
-    "product-other-groups",
+    "product-other-groups", "trellis-bits", "trellis-row-bits", "trellis-other-bytes", "trellis-as-product",
+    "trellis-rates",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [c for c in products.CASES if c.error and c.name not in UNSEEN], ids=lambda c: c.name)
-def test_the_parser_refuses_product_codes_that_a_reader_must_reject(case, parser, tmp_path):
+SHAPED = [case for module in (products, trellises) for case in module.CASES if case.error]
+
+
+@pytest.mark.parametrize("case", [case for case in SHAPED if case.name not in UNSEEN], ids=lambda case: case.name)
+def test_the_parser_refuses_product_and_trellis_codes_that_a_reader_must_reject(case, parser, tmp_path):
     path = tmp_path / "a.kvlog"
     case.make(path)
     found = see(None, functools.partial(read_all, parser, path.read_bytes()))
@@ -523,7 +534,7 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.FrameType, "FrameType"),
         (layout.Kind, "RecordKind"),
         (layout.StreamId, "StreamId"),
-        (set(layout.CodecId) - {CodecId.TRELLIS}, "CodecId"),  # which is in no log
+        (layout.CodecId, "CodecId"),
         (layout.CodebookForm, "CodebookForm"),
         (layout.Axis, "Axis"),
         (layout.Transform, "Transform"),

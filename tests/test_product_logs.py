@@ -1,4 +1,4 @@
-"""Product codes in logs: sets in CODEBOOK records, sequences through a store, what is refused."""
+"""Product and trellis codes in logs: sets in CODEBOOK records, sequences through a store, what is refused."""
 
 from dataclasses import replace
 
@@ -14,15 +14,18 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
+from kvcodec.dictionary.product import gain_table
 from kvcodec.dumps import open_dump
 from kvcodec.errors import CorruptRecord, MissingDictionary, SpecError
 from kvcodec.layout import Kind, StreamId
 from kvcodec.measure.budget import cache_bytes
+from kvcodec.spec import CodecSpec
 from kvcodec.store.set_records import set_records
 from tests.attention_reference import attend, relative_error
 from tests.test_bulk import REAL
 from tests.test_cli import invoke, refused
 from tests.test_product_codec import product, wide_set
+from tests.trellis_codes import trellis
 
 K, V = StreamId.K, StreamId.V
 MODEL = kv.Model.uniform(3, 2, 8)
@@ -31,11 +34,17 @@ SMALL = {"device": "page=512,unit=64,block=8192", "capacity": 1 << 20}
 SINKS, TOKENS = 3, 200
 
 
-def make_set(budget=32.0):
-    """Product codes of other groups for each stream, keys as before their rotary embedding; layer 2 shares V's."""
-    own = [product(8, 6, 2 + n, ((n, K),), TURN, seed=n) for n in range(3)]
-    own += [product(8, 6, 3, ((0, V),), seed=3), product(8, 6, 5, ((1, V), (2, V)), seed=4)]
-    return DictionarySet(products=tuple(replace(one, budget=budget) for one in own))
+OF_V = ((0, V),), ((1, V), (2, V))
+
+
+def make_set(budget=32.0, k="pq", v="pq"):
+    """Codes of another size for each stream, keys as before their rotary embedding; layer 2 shares V's."""
+    products = [product(8, 6, 2 + n, ((n, K),), TURN, seed=n) for n in range(3) if k == "pq"]
+    products += [product(8, 6, 3 + 2 * n, uses, seed=3 + n) for n, uses in enumerate(OF_V) if v == "pq"]
+    trellises = [trellis(8, 4 + n, ((n, K),), TURN, rates=(1 + n,) * (4 + n)) for n in range(3) if k == "tcq"]
+    trellises += [trellis(8, 7, uses, rates=(3, 1 + n, 2, 3, 1, 2, 2)) for n, uses in enumerate(OF_V) if v == "tcq"]
+    both = [tuple(replace(one, budget=budget) for one in own) for own in (products, trellises)]
+    return DictionarySet((), *both)
 
 
 def make_mixed():
@@ -63,8 +72,9 @@ def read(path, name="a", **options):
 
 def coded_rows(own, layer, stream, first=SINKS):
     """What an array of the rows from `first` on decodes to."""
-    encoded = kv.encode_array(rows(layer, stream)[first:], "pq", stream=stream.name.lower(),
-                              dictionary=own.find_product(layer, stream), first=first)  # fmt: skip
+    codes, trellis_codes = own.find_product(layer, stream), own.find_trellis(layer, stream)
+    encoded = kv.encode_array(rows(layer, stream)[first:], "pq" if codes else "tcq", stream=stream.name.lower(),
+                              dictionary=codes or trellis_codes, first=first)  # fmt: skip
     return kv.decode_array(encoded).view(np.uint16)
 
 
@@ -77,11 +87,13 @@ def same(one, other):
 
 @pytest.mark.parametrize("options", [
     {"residual": 9}, {"residual": 0}, {"residual": {"k": 0, "v": 5}, "durability": "step"}, {"k": "pq/B32/g128"},
-    {"residual": 0, "threads": 2, "durability": "step", "v": "pq/g64"},
+    {"residual": 0, "threads": 2, "durability": "step", "v": "pq/g64"}, {"k": "tcq/B32/g128", "v": "pq"},
+    {"residual": 0, "durability": "step", "k": "tcq", "v": "tcq/B32"},
 ], ids=str)  # fmt: skip
 def test_a_log_gives_what_arrays_give(tmp_path, options):
     """Written in two sessions, of which the first one crashes where steps are durable."""
-    own, path = make_set(), tmp_path / "a.kvlog"
+    kinds = {name: options.get(name, "pq").split("/")[0] for name in "kv"}
+    own, path = make_set(**kinds), tmp_path / "a.kvlog"
     first = {
         "k": "pq",
         "v": "pq/B32",
@@ -106,7 +118,7 @@ def test_a_log_gives_what_arrays_give(tmp_path, options):
     for (layer, stream), got in zip(keys, back, strict=True):
         residual = first["residual"]
         left = residual.get(stream.name.lower(), 0) if isinstance(residual, dict) else residual
-        group = 128 if stream == K and "k" in options else 64
+        group = 128 if "g128" in first[stream.name.lower()] else 64
         end = TOKENS if not left else SINKS + (TOKENS - SINKS - left) // group * group
         raw = rows(layer, stream).view(np.uint16)
         assert np.array_equal(got[:SINKS], raw[:SINKS])
@@ -117,7 +129,7 @@ def test_a_log_gives_what_arrays_give(tmp_path, options):
         assert stats.dictionaries == (own.hash.hex(),)
         assert own.nbytes < stats.dictionary_bytes < own.nbytes + 128 * 20
         policy = store.index.sequences[1].info.policy
-        assert [policy.at(layer, K).spec.size for layer in range(3)] == [2, 3, 4]
+        assert [policy.at(layer, K).spec.size for layer in range(3)] == [2, 3, 4] if kinds["k"] == "pq" else [1, 2, 3]
         assert policy.at(1, V).spec == policy.at(2, V).spec
     assert verify_log(path).verdict == "clean"
 
@@ -239,7 +251,7 @@ def test_a_crash_within_a_set_leaves_none(tmp_path):
 
 
 def test_refused_bindings(tmp_path):
-    path, own = tmp_path / "a.kvlog", make_set(budget=50.0)
+    path, own, paths = tmp_path / "a.kvlog", make_set(budget=50.0), make_set(50.0, v="tcq")
     wide = DictionarySet(products=tuple(product(16, 6, 3, ((n, s),)) for n in range(3) for s in (K, V)))
     for options, why in (
         ({"k": "pq"}, "layer 0, stream k: pq/g64 needs product codes: pass dictionary="),
@@ -248,6 +260,10 @@ def test_refused_bindings(tmp_path):
         ({"v": "pq", "dictionary": DictionarySet(products=own.products[:3])}, "has no product codes for it"),
         ({"k": "pq/B32", "dictionary": own}, "k: pq/B32/g64: B32, .* were trained for a budget of 50 bytes"),
         ({"k": "pq", "v": "pq", "dictionary": own, "grow": 4}, "product codes do not grow"),
+        ({"k": "tcq"}, "layer 0, stream k: tcq/g64 needs trellis codes: pass dictionary="),
+        ({"k": "tcq", "dictionary": own}, "has no trellis codes for it"),
+        ({"v": "tcq/B32", "dictionary": paths}, "v: tcq/B32/g64: B32, .* were trained for a budget of 50 bytes"),
+        ({"k": "int4/channel", "v": "tcq", "dictionary": paths, "grow": 4}, "trellis codes do not grow"),
         ({"durability": "step", "journal": "pq"}, "journal pq/g64: want raw"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=why):
@@ -291,10 +307,10 @@ def test_attention_reads_them_in_the_log_and_in_memory(tmp_path, specs):
         check(store.sequence("a"))
 
 
-@pytest.mark.parametrize("error", [0.1, 0.5])
-def test_a_bound_holds_through_a_log_and_attention_reads_what_is_kept_otherwise(tmp_path, error):
-    path, spec = tmp_path / "a.kvlog", f"pq/max{error}"
-    with kv.open(path, "w", model=MODEL, k=spec, v=spec, residual=5, sinks=2, dictionary=make_set(), **SMALL) as store:
+@pytest.mark.parametrize(("codec", "error"), [("pq", 0.1), ("pq", 0.5), ("tcq", 0.1)])
+def test_a_bound_holds_through_a_log_and_attention_reads_what_is_kept_otherwise(tmp_path, codec, error):
+    path, spec, own = tmp_path / "a.kvlog", f"{codec}/max{error}", make_set(k=codec, v=codec)
+    with kv.open(path, "w", model=MODEL, k=spec, v=spec, residual=5, sinks=2, dictionary=own, **SMALL) as store:
         fill(store, 0, 70)
     with kv.open(path, "a") as store:
         fill(store, 70, TOKENS)
@@ -306,17 +322,30 @@ def test_a_bound_holds_through_a_log_and_attention_reads_what_is_kept_otherwise(
                 was = rows(layer, stream).astype(np.float32)
                 assert (np.linalg.norm(got - was, axis=2) <= error * np.linalg.norm(was, axis=2) * (1 + 1e-5)).all()
             q = np.random.default_rng(9).standard_normal((2, 8)).astype(np.float32)
-            assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
+            if codec == "pq":
+                assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
     assert verify_log(path).verdict == "clean"
 
 
-def test_a_record_of_another_number_of_groups_than_its_stream_has(tmp_path):
-    path, own, other = tmp_path / "a.kvlog", make_set(), make_set()
-    with kv.open(path, "w", model=MODEL, k="pq", residual=0, dictionary=own, embed=False, **SMALL) as store:
+def test_attention_does_not_read_trellis_codes(tmp_path):
+    with kv.open(tmp_path / "a", "w", model=MODEL, k="tcq", residual=0, dictionary=make_set(k="tcq"), **SMALL) as store:
         fill(store, 0, 70)
-    other = DictionarySet(products=(product(8, 6, 5, ((0, K),), TURN), *own.products[1:]))
+        with pytest.raises(SpecError, match="k: attention does not read trellis codes yet; decode them"):
+            store.sequence("a").attend(0, np.ones((2, 8), np.float32))
+
+
+@pytest.mark.parametrize(("codec", "said"), [("pq", "2 groups of 8 channels"), ("tcq", "1 bytes of 8 channels")])
+def test_a_record_of_codes_of_another_size_than_its_stream_has(tmp_path, codec, said):
+    path, own = tmp_path / "a.kvlog", make_set(k=codec)
+    with kv.open(path, "w", model=MODEL, k=codec, residual=0, dictionary=own, embed=False, **SMALL) as store:
+        fill(store, 0, 70)
+    if codec == "pq":
+        other = DictionarySet(products=(product(8, 6, 5, ((0, K),), TURN), *own.products[1:]))
+    else:
+        others = (trellis(8, 6, ((0, K),), TURN, rates=(3,) * 6), *own.trellises[1:])
+        other = DictionarySet(products=own.products, trellises=others)
     other.__dict__["hash"] = own.hash
-    with kv.open(path, dictionary=other) as store, pytest.raises(CorruptRecord, match="2 groups of 8 channels"):
+    with kv.open(path, dictionary=other) as store, pytest.raises(CorruptRecord, match=said):
         store.sequence("a").read(0)
     assert verify_log(path, dictionary=other).verdict == "damaged"
 
@@ -332,26 +361,46 @@ def artefact_fixture(tmp_path_factory):
     return path
 
 
-def test_commands_take_them(tmp_path, capsys, artefact):
-    log, out = tmp_path / "a.kvlog", tmp_path / "out.safetensors"
-    assert "budget of 6 bytes" in refused(capsys, "encode", REAL, log, "--k", "pq/B32", "--dictionary", artefact)
+@pytest.fixture(name="wide_trellises", scope="module")
+def wide_trellises_fixture(tmp_path_factory):
+    """A file with trellis codes of the dump's keys, and product codes of its values."""
+    path, products = tmp_path_factory.mktemp("set") / "t.kvdict", wide_set().products[1::2]
+    codes = [trellis(256, 8, ((layer, K),), seed=layer, rates=(5, 4, 3, 3, 2, 2, 1, 1)) for layer in (5, 8, 17)]
+    made = tuple(replace(one, gains=gain_table(1e-6, 1e-3), budget=6.0) for one in codes)
+    write_artefact(path, Artefact(DictionarySet((), products, made), {}))
+    return path
+
+
+@pytest.mark.parametrize("codec", ["pq", "tcq"])
+def test_commands_take_them(tmp_path, capsys, artefact, wide_trellises, codec):
+    log, out, artefact = (
+        tmp_path / "a.kvlog",
+        tmp_path / "out.safetensors",
+        {"pq": artefact, "tcq": wide_trellises}[codec],
+    )
+    said = refused(capsys, "encode", REAL, log, "--k", f"{codec}/B32", "--dictionary", artefact)
+    assert "budget of 6 bytes" in said
     assert not list(tmp_path.iterdir())
-    options = ("--k", "pq/B6", "--v", "pq", "--dictionary", artefact, "--residual", "0", "--sequence", "a")
+    options = ("--k", f"{codec}/B6", "--v", "pq", "--dictionary", artefact, "--residual", "0", "--sequence", "a")
     invoke("encode", REAL, log, *options)
     shown = invoke("info", log).stdout
-    assert "pq/g64" in shown
+    assert f"{codec}/g64" in shown
     assert "dictionary sets" in shown
     assert "clean" in invoke("verify", log).stdout
     invoke("decode", log, out)
     own = read_artefact(artefact).dictionaries
     with open_dump(REAL) as was, open_dump(out) as got:
-        for layer in (5, 17):
-            coded = kv.encode_array(was.rows(layer, V, 4, 512), "pq", stream="v", dictionary=own.find_product(layer, V))
-            assert np.array_equal(got.rows(layer, V, 4, 512).view(np.uint16), kv.decode_array(coded).view(np.uint16))
-    assert "pq/g64" in invoke("drift", log, "--dictionary", artefact).stdout
+        for layer, stream in ((5, K), (17, V)):
+            spec, id_ = codec if stream == K else "pq", stream.name.lower()
+            codes = own.find_for(CodecSpec.parse(spec), layer, stream)
+            coded = kv.encode_array(was.rows(layer, stream, 4, 512), spec, stream=id_, dictionary=codes)
+            again = got.rows(layer, stream, 4, 512).view(np.uint16)
+            assert np.array_equal(again, kv.decode_array(coded).view(np.uint16))
+    assert f"{codec}/g64" in invoke("drift", log, "--dictionary", artefact).stdout
 
 
-def test_an_interrupted_encode_goes_on(tmp_path, monkeypatch, artefact):
+@pytest.mark.parametrize("codec", ["pq", "tcq"])
+def test_an_interrupted_encode_goes_on(tmp_path, monkeypatch, artefact, wide_trellises, codec):
     class Interrupted(Exception):
         pass
 
@@ -359,12 +408,14 @@ def test_an_interrupted_encode_goes_on(tmp_path, monkeypatch, artefact):
         if done > total // 2:
             raise Interrupted
 
-    options = {"k": "pq/B6", "v": "pq", "dictionary": artefact, "resume": True}
+    artefact = {"pq": artefact, "tcq": wide_trellises}[codec]
+    options = {"k": f"{codec}/B6", "v": "pq", "dictionary": artefact, "resume": True}
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 16)
     log, whole = tmp_path / "a.kvlog", tmp_path / "whole.kvlog"
     with pytest.raises(Interrupted):
         encode_dump(REAL, log, progress=interrupt, **options)
-    other = DictionarySet(products=read_artefact(artefact).dictionaries.products[::-1])
+    same_codes = read_artefact(artefact).dictionaries
+    other = DictionarySet((), same_codes.products[::-1], same_codes.trellises)
     with pytest.raises(SpecError, match="begun with other options"):
         encode_dump(REAL, log, **options | {"dictionary": other})
     encode_dump(REAL, log, **options)

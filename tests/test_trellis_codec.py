@@ -1,4 +1,4 @@
-"""Trellis codes as rows and records, in .kvdict files, and where they are refused."""
+"""Trellis codes as rows and records, and in .kvdict files."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ from kvcodec.layout import KVDICT, KVDICT_ENTRY, TRELLIS, DtypeId, KvdictFlag, S
 from kvcodec.spec import CodecSpec
 from kvcodec.trellis_spec import TrellisSpec
 from tests.test_bulk import REAL
-from tests.test_cli import invoke, refused
+from tests.test_cli import invoke
 from tests.test_product_codec import product
 from tests.trellis_codes import trellis
 from tests.trellis_twin import read_row, rebuild_row
@@ -375,7 +375,7 @@ def test_hostile_tables_of_trellis_codes(tmp_path):
             read_artefact(path)
 
 
-# -- commands, and logs --------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------------
 
 
 def test_info_shows_them(tmp_path):
@@ -399,18 +399,6 @@ def wide_set():
     uses = [(layer, stream) for layer in (5, 8) for stream in (K, V)]
     made = (trellis(256, 8, (use,), seed=n, rates=(5, 4, 3, 3, 2, 2, 1, 1)) for n, use in enumerate(uses))
     return DictionarySet(trellises=tuple(replace(one, gains=gain_table(1e-6, 1e-3)) for one in made))
-
-
-def test_no_log_takes_them(tmp_path, capsys):
-    path, artefact = tmp_path / "a.kvlog", tmp_path / "m.kvdict"
-    write_artefact(artefact, Artefact(wide_set(), {}))
-    for spec in ("tcq", "dict/s2"):
-        with pytest.raises(SpecError, match="has trellis codes: no log takes trellis codes yet"):
-            kv.open(path, "w", model=kv.Model.uniform(1, 1, 8), k=spec, dictionary=artefact)
-    assert "no log takes trellis codes yet" in refused(
-        capsys, "encode", REAL, path, "--k", "tcq", "--dictionary", artefact
-    )
-    assert not list(tmp_path.glob("*.kvlog*"))
 
 
 def test_diff_and_drift_try_them(tmp_path):

@@ -39,7 +39,7 @@ def command(
         ),
     ] = None,
     dictionary: Annotated[
-        Path | None, typer.Option(help="A .kvdict file (kvcodec train) that dict and pq codecs are tried over.")
+        Path | None, typer.Option(help="A .kvdict file (kvcodec train) that dict, pq and tcq codecs are tried over.")
     ] = None,
     pursuits: Annotated[
         list[str] | None,

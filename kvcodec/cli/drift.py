@@ -26,7 +26,7 @@ def command(
     dictionary: Annotated[
         Path | None, typer.Option(help="The .kvdict file that dumps are coded over (kvcodec train).")
     ] = None,
-    spec: Annotated[str, typer.Option(help="The codec of dumps: dict or pq, and how.")] = "dict/s8",
+    spec: Annotated[str, typer.Option(help="The codec of dumps: dict, pq or tcq, and how.")] = "dict/s8",
     pursuit: options.Pursuit = None,
     every: Annotated[
         int | None,

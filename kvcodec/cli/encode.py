@@ -40,7 +40,7 @@ def command(
         Path | None, typer.Option(help="A TOML file with codecs and windows, by layer where it says so.")
     ] = None,
     dictionary: Annotated[
-        Path | None, typer.Option(help="A .kvdict file (kvcodec train) for codecs such as dict/s8/c6/ef and pq.")
+        Path | None, typer.Option(help="A .kvdict file (kvcodec train) for codecs such as dict/s8/c6/ef, pq and tcq.")
     ] = None,
     pursuit: options.Pursuit = None,
     max_error: Annotated[

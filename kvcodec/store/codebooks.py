@@ -6,7 +6,7 @@ A new form is one more in `codebooks_of`, `_read` and `join_set`; records and wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -21,23 +21,30 @@ from kvcodec.sparse_spec import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvcodec.codecs.product import Product
+    from kvcodec.codecs.trellis import Trellis
+
+    Codebooks = list[tuple[CodebookForm, Product | Trellis]]
 
 
 def codebooks_of(own: DictionarySet) -> list[tuple[CodebookForm, bytes]]:
     """Form and bytes of each codebook of a set, in the order in which its hash takes them."""
-    return [(CodebookForm.PRODUCT, one.to_bytes()) for one in own.products]
+    of_products = [(CodebookForm.PRODUCT, one.to_bytes()) for one in own.products]
+    return of_products + [(CodebookForm.TRELLIS, one.to_bytes()) for one in own.trellises]
 
 
-def join_set(dictionaries: Sequence[Dictionary], codebooks: Sequence[Product]) -> DictionarySet:
+def join_set(dictionaries: Sequence[Dictionary], codebooks: Codebooks) -> DictionarySet:
     """The inverse, of what `load_codebooks` gave. Raises SpecError."""
-    return DictionarySet(tuple(dictionaries), tuple(codebooks))
+    products = tuple(cast("Product", one) for form, one in codebooks if form == CodebookForm.PRODUCT)
+    trellises = tuple(cast("Trellis", one) for form, one in codebooks if form == CodebookForm.TRELLIS)
+    return DictionarySet(tuple(dictionaries), products, trellises)
 
 
-def _read(form: CodebookForm, data: Bytes) -> Product:
+def _read(form: CodebookForm, data: Bytes) -> Product | Trellis:
     """Raises ShapeError, SpecError, UnsupportedVersion for bytes that are none of that form."""
     from kvcodec.codecs.product_bytes import product_from_bytes  # most logs have none
+    from kvcodec.codecs.trellis_bytes import trellis_from_bytes
 
-    return {CodebookForm.PRODUCT: product_from_bytes}[form](data)
+    return product_from_bytes(data) if form == CodebookForm.PRODUCT else trellis_from_bytes(data)
 
 
 def codebook_records(own: DictionarySet, limit: int) -> Iterator[Record]:
@@ -85,22 +92,23 @@ def count_missing_codebooks(records: Sequence[Located], count: int) -> str:
     return "" if whole == count else f"the log holds {whole} of its {count} codebooks"
 
 
-def load_codebooks(log: Log, records: Sequence[Located]) -> list[Product]:
-    """The codebooks of records that are all there. Raises CorruptRecord, KeyError for chunks of different splits."""
+def load_codebooks(log: Log, records: Sequence[Located]) -> Codebooks:
+    """Forms and codebooks of records that are all there. Raises CorruptRecord, KeyError for chunks of other splits."""
     chunks: dict[int, dict[int, Located]] = {}
     for one in records:
         chunks.setdefault(int(one.header["codebook"]), {})[int(one.header["first_byte"])] = one
     return [_load(log, own) for _, own in sorted(chunks.items())]
 
 
-def _load(log: Log, chunks: dict[int, Located]) -> Product:
+def _load(log: Log, chunks: dict[int, Located]) -> tuple[CodebookForm, Product | Trellis]:
     place, header = chunks[0].place, chunks[0].header
+    form = CodebookForm(int(header["form"]))
     parts: list[Bytes] = []
     there = 0
     while there < int(header["all_bytes"]):
         parts.append(log.load(chunks[there].place)[1])
         there += len(parts[-1])
     try:
-        return _read(CodebookForm(int(header["form"])), np.concatenate(parts))
+        return form, _read(form, np.concatenate(parts))
     except (ShapeError, SpecError, UnsupportedVersion) as error:
         raise CorruptRecord(log.device.file_offset(place.block, place.offset), f"CODEBOOK record: {error}") from None

@@ -72,8 +72,8 @@ class Coding:
     def policy(self, model: Model, before: Policy | None, dictionary: DictionarySet | None = None) -> Policy:
         """The policy for `model` of sequences to come; what is not asked for is as `before`, else the default.
 
-        dictionary: the set that `dict` and `pq` specs are bound to. Raises SpecError where one finds nothing in it, and
-        for a max_error if there is no `dict` spec.
+        dictionary: the set that `dict`, `pq` and `tcq` specs are bound to. Raises SpecError where one finds nothing in
+        it, and for a max_error if there is no such spec.
         """
         for numbers, _ in self.layers:
             if beyond := [n for n in sorted(numbers or ()) if n >= len(model.layers)]:
@@ -93,7 +93,7 @@ class Coding:
     def _bound_at(
         self, model: Model, layer: int, stream: StreamId, before: Policy | None, dictionary: DictionarySet | None
     ) -> StreamPolicy | None:
-        """None where a layer without the stream would need a dictionary, or product codes, for it."""
+        """None where a layer without the stream would need a dictionary, or other codes, for it."""
         policy = self._at(layer, stream, before)
         shape = next((s for s in model.layers[layer].streams if s.id == stream), None)
         if shape is None:

@@ -237,7 +237,7 @@ class StreamCodecs(NamedTuple):
         if not spec.is_trained:
             return None
         found = self.dictionaries.find(spec.basis).find_for(spec, self.layer, self.stream.id)
-        what, parts = ("dictionary", "atoms") if spec.sparse else ("product codes", "groups")
+        what, parts = spec.trained_as, "atoms" if spec.sparse else "groups" if spec.product else "bytes"
         if found is None:
             where = f"layer {self.layer}, stream {self.stream.name}"
             raise MissingDictionary(spec.basis, f"dictionary set {spec.basis.hex()} has no {what} for {where}")

@@ -47,7 +47,8 @@ class Missing(NamedTuple):
 
 def check_room(policy: Policy, atoms: int, find: Callable[[bytes], DictionarySet]) -> None:
     """Raises SpecError where dictionaries are to grow by `atoms` atoms, and a policy has none that can."""
-    sizes, turned, products = [], 0, any(rule.policy.spec.product for rule in policy.rules)
+    sizes, turned = [], 0
+    others = [rule.policy.spec.trained_as for rule in policy.rules if rule.policy.spec.shaped]
     for rule in policy.rules if atoms else ():
         codes = rule.policy.spec.sparse
         if codes is not None:
@@ -57,8 +58,8 @@ def check_room(policy: Policy, atoms: int, find: Callable[[bytes], DictionarySet
             turned += len(used) - len(plain)
     if atoms and not sizes and turned:
         raise SpecError(f"grow is {atoms}, and dictionaries of keys from before their rotary embedding do not grow")
-    if atoms and not sizes and products:
-        raise SpecError(f"grow is {atoms}, and product codes do not grow: no stream is coded over a dictionary")
+    if atoms and not sizes and others:
+        raise SpecError(f"grow is {atoms}, and {others[0]} do not grow: no stream is coded over a dictionary")
     if atoms and not sizes:
         raise SpecError(f"grow is {atoms}, and no stream is coded over a dictionary")
     if atoms and min(sizes) + atoms > MAX_DICTIONARY:

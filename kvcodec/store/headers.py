@@ -15,11 +15,13 @@ from kvcodec.product_spec import ProductSpec
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import CodecSpec
 from kvcodec.store.model import Stream
+from kvcodec.trellis_spec import TrellisSpec
 
 _SPARSE = ("atoms", "coefficient_bits", "low_atoms", "error_bound", "dictionary_atoms")
 _FLAGS: dict[int, GroupFlag] = {  # of codecs that take what was trained
     CodecId.DICTIONARY: GroupFlag.SETS | GroupFlag.BOUNDED,
     CodecId.PRODUCT: GroupFlag.BOUNDED,
+    CodecId.TRELLIS: GroupFlag.BOUNDED,
 }
 
 
@@ -58,10 +60,12 @@ def _spec(codec: int, axis: int, group: int, flags: int, sparse: tuple[Any, ...]
         raise SpecError("codes over no dictionary")
     atoms, bits, low, error, size, basis = sparse
     bounded = bool(flags & GroupFlag.BOUNDED)
-    if codec == CodecId.PRODUCT:
+    if codec != CodecId.DICTIONARY:
         if any((atoms, bits, low)) or bounded != (error > 0):
             raise SpecError("fields of codes over a dictionary are set, or a bound without its flag")
-        return CodecSpec(CodecId.PRODUCT, Axis(axis), group, product=ProductSpec(0.0, size, basis, error))
+        if codec == CodecId.PRODUCT:
+            return CodecSpec(CodecId.PRODUCT, Axis(axis), group, product=ProductSpec(0.0, size, basis, error))
+        return CodecSpec(CodecId.TRELLIS, Axis(axis), group, trellis=TrellisSpec(0.0, size, basis, error))
     sets = bool(flags & GroupFlag.SETS)
     codes = SparseCodes(atoms, bits, sets, low, error, size, basis, bounded)
     return CodecSpec(CodecId.DICTIONARY, Axis(axis), group, sparse=codes)

@@ -59,10 +59,10 @@ def open_store(
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
-    dictionary: a .kvdict file, or a set of dictionaries and product codes, for `dict` and `pq` specs. The log takes it
-    up, or with embed=False only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or mp
-    (integers alone), how the writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound on
-    the relative error of every vector, for `dict` specs that say nothing of errors: "dict/s24/max0.3".
+    dictionary: a .kvdict file, or a set of dictionaries and other codes, for `dict`, `pq` and `tcq` specs. The log
+    takes it up, or with embed=False only names it: whoever opens such a log has to bring the set. pursuit: omp, ormp or
+    mp (integers alone), how the writer chooses atoms (omp); the log does not say, and is read alike. max_error: a bound
+    on the relative error of every vector, for such specs that say nothing of errors: "dict/s24/max0.3".
     grow: atoms that dictionaries learn, up to `growths` times, from vectors of this session that they code badly; they
     go into the log as sets that grew out of others, between two appends. Writers go on over the newest such set.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
@@ -81,8 +81,6 @@ def open_store(
     journal = CodecSpec.parse(journal)
     pursuit = None if pursuit is None else Pursuit.parse(pursuit)
     own = load_dictionary(dictionary) if dictionary is not None else None
-    if own is not None and own.trellises:
-        raise SpecError(f"set {own.hash.hex()} has trellis codes: no log takes trellis codes yet")
     _check_options(mode, model, durability, journal, threads)
     _check_growth(mode, grow, growths)
     if mode == "w":

@@ -112,7 +112,8 @@ class Store:
     ) -> None:
         """Become the writer: for which model, and how sequences begun from now on are coded.
 
-        dictionary: the set that `dict` and `pq` specs are bound to; with embed the log takes it up unless it holds it.
+        dictionary: the set that `dict`, `pq` and `tcq` specs are bound to; with embed the log takes it up unless it
+        holds it.
         grow, growths: by how many atoms dictionaries grow, and how often at most.
         What can be refused is refused before the log is touched.
         """

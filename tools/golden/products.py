@@ -6,23 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import kvcodec
-from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
 from kvcodec.codecs.product import Product
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.transform import Analysis
 from kvcodec.codecs.uses import Use
-from kvcodec.layout import ALIGNMENT, DtypeId, StreamId
+from kvcodec.layout import ALIGNMENT, StreamId
 from kvcodec.log.frame import Record
-from kvcodec.store.coding import Coding, Wish
-from kvcodec.store.model import Model, Stream
-from kvcodec.store.policy import SequenceInfo
-from kvcodec.store.records import OpenSpan, group_records, step_records
+from kvcodec.store.model import Model
 from kvcodec.store.set_records import dictionary_records, set_records
+from tools.golden.coded import CHUNK, Coded, put
 from tools.golden.dictionaries import ROTATION
 from tools.golden.fixed import fixed_random, noise
 from tools.golden.forge import Forge, Forgeries
@@ -83,56 +79,7 @@ def _(path: Path) -> None:
 # -- what a reader must reject -------------------------------------------------------------------------------------
 
 
-def forged_set() -> DictionarySet:
-    """The set of forged logs: product codes of K, a dictionary of V."""
-    atoms = Dictionary(quantize_atoms(noise((20, 16), 250)), ((0, StreamId.V),))
-    return DictionarySet((atoms,), (make_product(((0, StreamId.K),), 16, [2, 4, 6]),))
-
-
-def forged_policy() -> SequenceInfo:
-    """A sequence whose streams are coded by it."""
-    wish = Wish.parse({"k": "pq", "v": "dict/s3", "residual": 0, "sinks": 0}, "forged")
-    return SequenceInfo(1, "a", forged_model().hash, Coding(wish).policy(forged_model(), None, forged_set()))
-
-
-def forged_group(stream: StreamId = StreamId.K) -> Record:
-    """A GROUP record of 64 tokens."""
-    spec = forged_policy().policy.at(0, stream).spec
-    rows = noise((64, 2, 16), stream).astype(ml_dtypes.bfloat16).view(np.uint16)
-    codec = codec_for(spec, stream, forged_set().find_for(spec, 0, stream))
-    return group_records(1, 0, Stream(stream, 2, 16), 0, rows, codec, DtypeId.BFLOAT16, 64)[0]
-
-
-def forged_rows(shape: int = 3) -> Record:
-    """A ROWS record of one token of K."""
-    spec = forged_policy().policy.at(0, StreamId.K).spec
-    rows = np.full((1, 2, 5), shape, np.uint8)
-    return step_records(1, [OpenSpan(0, Stream(StreamId.K, 2, 16), 0, rows, spec)], limit=1 << 20)[0]
-
-
-def begin(forge: Forge, change: Change = lambda record: record, **fields: Any) -> None:
-    """MODEL, DICTIONARY and CODEBOOK records, of which the last one is changed, and a SEQUENCE."""
-    *others, last = set_records(forged_set(), 2000)
-    forge.frame(forge.seal(forged_model().record()))
-    forge.frame(*(forge.seal(one) for one in others))
-    forge.frame(forge.seal(change(last), **fields))
-    forge.frame(forge.seal(forged_policy().record()))
-
-
-def add_groups(forge: Forge) -> None:
-    """GROUP records of both streams, in a block of their own."""
-    forge.begin_block(2)
-    forge.frame(forge.seal(forged_group()), forge.seal(forged_group(StreamId.V)))
-
-
-def bad_group(name: str, shows: str, **fields: Any) -> None:
-    """Register a log with a GROUP record of changed fields."""
-
-    @CASES.bad(name, f"a GROUP record by product codes with {shows}", frozen=False)
-    def _(forge: Forge) -> None:
-        begin(forge)
-        forge.begin_block(2)
-        forge.frame(forge.seal(forged_group(), **fields))
+PQ = Coded("pq", lambda atoms: DictionarySet((atoms,), (make_product(((0, StreamId.K),), 16, [2, 4, 6]),)))
 
 
 def bad_book(name: str, shows: str, error: str = "CorruptRecord", *, at: str = "open", **fields: Any) -> None:
@@ -140,22 +87,22 @@ def bad_book(name: str, shows: str, error: str = "CorruptRecord", *, at: str = "
 
     @CASES.bad(name, f"a CODEBOOK record with {shows}", error, at=at, frozen=False)
     def _(forge: Forge) -> None:
-        begin(forge, **fields)
-        add_groups(forge)
+        PQ.begin(forge, **fields)
+        PQ.add_groups(forge)
 
 
-bad_group("product-no-basis", "no hash", basis_hash=bytes(16))
-bad_group("product-no-groups", "no groups", dictionary_atoms=0)
-bad_group("product-many-groups", "129 groups", dictionary_atoms=129, code_bytes=64 * 129)
-bad_group("product-atoms", "atoms of a vector", atoms=1)
-bad_group("product-low", "atoms of a first tier", low_atoms=1)
-bad_group("product-bits", "bits of coefficients", coefficient_bits=4)
-bad_group("product-bound", "an error bound", error_bound=1)
-bad_group("product-flags", "a flag of dictionaries", flags=2)
-bad_group("product-axis", "one scale a channel", axis=1)
-bad_group("product-group", "records of 48 tokens", group=48)
-bad_group("product-size", "more groups than its sections have", dictionary_atoms=4)
-bad_book("book-form", "an unknown form", "UnsupportedVersion", form=2)
+PQ.bad_group(CASES, "product-no-basis", "no hash", basis_hash=bytes(16))
+PQ.bad_group(CASES, "product-no-groups", "no groups", dictionary_atoms=0)
+PQ.bad_group(CASES, "product-many-groups", "129 groups", dictionary_atoms=129, code_bytes=64 * 129)
+PQ.bad_group(CASES, "product-atoms", "atoms of a vector", atoms=1)
+PQ.bad_group(CASES, "product-low", "atoms of a first tier", low_atoms=1)
+PQ.bad_group(CASES, "product-bits", "bits of coefficients", coefficient_bits=4)
+PQ.bad_group(CASES, "product-bound", "an error bound", error_bound=1)
+PQ.bad_group(CASES, "product-flags", "a flag of dictionaries", flags=2)
+PQ.bad_group(CASES, "product-axis", "one scale a channel", axis=1)
+PQ.bad_group(CASES, "product-group", "records of 48 tokens", group=48)
+PQ.bad_group(CASES, "product-size", "more groups than its sections have", dictionary_atoms=4)
+bad_book("book-form", "an unknown form", "UnsupportedVersion", form=3)
 bad_book("book-reserved", "a reserved field set", "UnsupportedVersion", reserved_form=1)
 bad_book("book-sequence", "a sequence", sequence=1)
 bad_book("book-number", "codebook 1 of 1", codebook=1)
@@ -176,51 +123,41 @@ def _(forge: Forge) -> None:
         body[-1] ^= 1
         return with_body(record, bytes(body))
 
-    begin(forge, change)
-    add_groups(forge)
+    PQ.begin(forge, change)
+    PQ.add_groups(forge)
 
 
 @CASES.bad("book-head", "product codes that end in the middle, and whose head says so", at="read", frozen=False)
 def _(forge: Forge) -> None:
     """Records of the whole length, the first of them with a head of fewer components."""
-    first, second = list(set_records(forged_set(), 2000))[1:]
+    first, second = list(set_records(PQ.set, CHUNK))[1:]
     body = bytearray(bytes(first.body))
     body[0] -= 1
     forge.frame(forge.seal(forged_model().record()))
-    forge.frame(*(forge.seal(one) for one in dictionary_records(forged_set(), 2000)))
+    forge.frame(*(forge.seal(one) for one in dictionary_records(PQ.set, CHUNK)))
     forge.frame(forge.seal(with_body(first, bytes(body))), forge.seal(second))
-    forge.frame(forge.seal(forged_policy().record()))
-    add_groups(forge)
+    forge.frame(forge.seal(PQ.policy().record()))
+    PQ.add_groups(forge)
 
 
 @CASES.bad("product-shape", "a shape of 16 in a GROUP record", at="read", frozen=False)
 def _(forge: Forge) -> None:
-    record = forged_group()
-    body = bytearray(bytes(record.body))
-    body[ALIGNMENT + 64 + 5] = 16
-    begin(forge)
-    forge.begin_block(2)
-    forge.frame(forge.seal(with_body(record, bytes(body))), forge.seal(forged_group(StreamId.V)))
+    PQ.add_changed(forge, PQ.group(), put(ALIGNMENT + 64 + 5, 16))
 
 
 @CASES.bad("product-row-shape", "a shape of 16 in a ROWS record", at="read", frozen=False)
 def _(forge: Forge) -> None:
-    begin(forge)
-    forge.begin_block(2)
-    forge.frame(forge.seal(forged_rows(16)), forge.seal(forged_group(StreamId.V)))
+    PQ.add_changed(forge, PQ.rows(), put(1, 16))
 
 
 @CASES.bad("product-other-groups", "a ROWS record of four groups, by product codes of three", at="read", frozen=False)
 def _(forge: Forge) -> None:
-    record = with_body(forged_rows(), bytes(12))
-    begin(forge)
-    forge.begin_block(2)
-    forge.frame(forge.seal(record, dictionary_atoms=4), forge.seal(forged_group(StreamId.V)))
+    PQ.add_changed(forge, with_body(PQ.rows(), bytes(12)), put(0, 0), dictionary_atoms=4)
 
 
 @CASES.bad("product-policy", "a policy by product codes with atoms of a vector", frozen=False)
 def _(forge: Forge) -> None:
-    record = forged_policy().record()
+    record = PQ.policy().record()
     body = bytearray(bytes(record.body))
     body[46] = 1
     forge.frame(forge.seal(forged_model().record()))
@@ -229,12 +166,12 @@ def _(forge: Forge) -> None:
 
 @CASES.bad("step-of-product", "a STEP record by product codes, which has no room to name them", frozen=False)
 def _(forge: Forge) -> None:
-    begin(forge)
+    PQ.begin(forge)
     forge.frame(forge.seal(forged_step(0), codec=6, group=64))
 
 
 @CASES.bad("grown-codebooks", "a DICTIONARY record of a set that grew, and has codebooks", frozen=False)
 def _(forge: Forge) -> None:
-    begin(forge)
-    (grown,) = dictionary_records(forged_set(), 1 << 16)
+    PQ.begin(forge)
+    (grown,) = dictionary_records(PQ.set, 1 << 16)
     forge.frame(forge.seal(grown, parent_hash=np.void(b"\3" * 16), grown=1, first_atom=20, atoms=40))
