@@ -289,7 +289,10 @@ def test_budgets_are_compared_wherever_codes_are_taken():
         cache_bytes(MODEL, 100, k="pq", v="raw", residual=0, sinks=0)
 
 
-@pytest.mark.parametrize("specs", [{"k": "pq", "v": "pq"}, {"k": "pq", "v": "int4/token/g16"}, {"k": "raw", "v": "pq"}])
+@pytest.mark.parametrize("specs", [
+    {"k": "pq", "v": "pq"}, {"k": "pq", "v": "int4/token/g16"}, {"k": "raw", "v": "pq"}, {"k": "tcq", "v": "pq"},
+    {"k": "pq", "v": "tcq"},
+], ids=str)  # fmt: skip
 def test_attention_reads_them_in_the_log_and_in_memory(tmp_path, specs):
     path, lot = tmp_path / "a.kvlog", np.random.default_rng(8)
     queries = lot.standard_normal((3, 2, 8)).astype(np.float32)
@@ -300,7 +303,8 @@ def test_attention_reads_them_in_the_log_and_in_memory(tmp_path, specs):
             for q in queries:
                 assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
 
-    with kv.open(path, "w", model=MODEL, residual=0, dictionary=make_set(), **specs, **SMALL) as store:
+    own = make_set(k="tcq" if specs["k"] == "tcq" else "pq", v="tcq" if specs["v"] == "tcq" else "pq")
+    with kv.open(path, "w", model=MODEL, residual=0, dictionary=own, **specs, **SMALL) as store:
         fill(store, 0, 100)  # a record, and rows that wait for theirs
         check(store.sequence("a"))
     with kv.open(path) as store:
@@ -322,16 +326,8 @@ def test_a_bound_holds_through_a_log_and_attention_reads_what_is_kept_otherwise(
                 was = rows(layer, stream).astype(np.float32)
                 assert (np.linalg.norm(got - was, axis=2) <= error * np.linalg.norm(was, axis=2) * (1 + 1e-5)).all()
             q = np.random.default_rng(9).standard_normal((2, 8)).astype(np.float32)
-            if codec == "pq":
-                assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
+            assert relative_error(sequence.attend(layer, q), attend(q, k, v)[0]) < 1e-3
     assert verify_log(path).verdict == "clean"
-
-
-def test_attention_does_not_read_trellis_codes(tmp_path):
-    with kv.open(tmp_path / "a", "w", model=MODEL, k="tcq", residual=0, dictionary=make_set(k="tcq"), **SMALL) as store:
-        fill(store, 0, 70)
-        with pytest.raises(SpecError, match="k: attention does not read trellis codes yet; decode them"):
-            store.sequence("a").attend(0, np.ones((2, 8), np.float32))
 
 
 @pytest.mark.parametrize(("codec", "said"), [("pq", "2 groups of 8 channels"), ("tcq", "1 bytes of 8 channels")])

@@ -94,6 +94,7 @@ PARTS = {
         "score_products",
         "weigh_products",
         "rebuild_product_rows",
+        "look_up_windows",
     ],
     "score_strips": ["dot_tiles", "score_rows", "unpack_codes", "score_codes", "rebuild_rows", "score_products"],
     "merge_slots": [],

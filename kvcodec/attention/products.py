@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.headers import Header, make_turns, round_mean
+from kvcodec.attention.shaped import WIDE, make_sides, pair_components
 from kvcodec.codecs.codec import take_out
 from kvcodec.codecs.product import Product
 from kvcodec.layout import TILE_LANES, align
 
 _CENTROIDS = 256
 _BEHIND = 3  # rows behind the books that kernels may read
-_LEAST = 0x80  # bits of the least bfloat16 that is not subnormal
-_WIDE = 32  # channels that rebuilding sums at a time
 
 
 class Books(Header):
@@ -35,9 +34,7 @@ class Books(Header):
         self._basis[...], self._books[...] = 0, 0
         self._basis[where, : own.dim], self._books[where] = own.basis, own.books
         self._mean, exponent = round_mean(own.mean, self.dim)
-        self._sides = np.empty((256, 16, 2), np.uint16)
-        self._sides[..., 0] = _normal_bits(own.scale_table)
-        self._sides[..., 1] = _normal_bits(own.gain_table)[:, None]
+        self._sides = make_sides(own)
         columns = {
             forms.CHANNELS: self.dim, forms.MEAN: self._mean.ctypes.data if own.mean.any() else 0,
             forms.EXPONENT: exponent, forms.WIDTH: own.dim, forms.GROUPS: own.groups,
@@ -53,12 +50,7 @@ class Books(Header):
             return
         from kvcodec.kernels import forms
 
-        basis = np.zeros((self.components, align(self.dim, _WIDE)), np.int16)
-        basis[:, : self.dim] = self._basis
-        pairs = [
-            np.ascontiguousarray(own.reshape(self.components // 2, 2, -1).transpose(0, 2, 1))
-            for own in (basis, self._books[: self.components].astype(np.int16))
-        ]
+        pairs = pair_components(self._basis, WIDE), pair_components(self._books[: self.components], _CENTROIDS)
         near, far = make_turns(self.rotation)
         self.enter({
             forms.PAIRED_BASIS: pairs[0].ctypes.data, forms.PAIRED_BOOKS: pairs[1].ctypes.data,
@@ -84,9 +76,3 @@ class Books(Header):
         from kvcodec.kernels.product_buckets import product_bucket_bytes
 
         return int(product_bucket_bytes(self.groups, heads))
-
-
-def _normal_bits(table: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bits of bfloat16 numbers, not negative, that are not subnormal; of others 0."""
-    bits = (np.ascontiguousarray(table).view(np.uint32) >> 16).astype(np.uint16)
-    return np.where(bits < _LEAST, np.uint16(0), bits)

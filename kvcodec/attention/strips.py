@@ -10,12 +10,10 @@ from numpy.typing import NDArray
 from kvcodec.attention.columns import FORM, KEPT, PLACE, POSITION, START, TOKENS, place_column
 from kvcodec.attention.dictionaries import Atoms
 from kvcodec.attention.products import Books
-from kvcodec.attention.trained import header_at, header_of
+from kvcodec.attention.trained import Trained, header_at, header_of
+from kvcodec.attention.trellises import Paths
 from kvcodec.codecs import codec_for
-from kvcodec.codecs.dictionary import Dictionary
-from kvcodec.codecs.product import Product
 from kvcodec.codecs.sections import scale_shape, sparse_sections
-from kvcodec.codecs.trellis import Trellis
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
 from kvcodec.sparse_spec import SparseCodes
@@ -105,11 +103,18 @@ def sparse_form(codes: SparseCodes, tokens: int, atoms: Atoms, rebuilt: int = 0)
 
 def product_form(tokens: int, books: Books, rebuilt: int = 0) -> Form:
     """Form of a GROUP record of `tokens` rows of product codes. rebuilt: see kernels/forms.py."""
-    groups = books.groups
-    sections = sparse_sections(tokens, groups)
-    return Form(
-        0, 0, 0, 0, sections.metadata, groups, sections.total, groups, 0, groups, 0, 0, groups, books.address, rebuilt
-    )
+    return _shaped_form(tokens, books.groups, books.address, rebuilt)
+
+
+def trellis_form(tokens: int, paths: Paths, rebuilt: int) -> Form:
+    """Form of a GROUP record of `tokens` rows of trellis codes. rebuilt: see kernels/forms.py; above 0."""
+    return _shaped_form(tokens, paths.code_bytes, paths.address, rebuilt)
+
+
+def _shaped_form(tokens: int, size: int, address: int, rebuilt: int) -> Form:
+    """Of rows whose codes have so many bytes."""
+    sections = sparse_sections(tokens, size)
+    return Form(0, 0, 0, 0, sections.metadata, size, sections.total, size, 0, size, 0, 0, size, address, rebuilt)
 
 
 def form_of(
@@ -118,17 +123,14 @@ def form_of(
     tokens: int,
     dim: int,
     dtype: DtypeId,
-    trained: Dictionary | Product | Trellis | None = None,
+    trained: Trained | None = None,
     *,
     mixed: bool = False,
 ) -> Form:
-    """Form of a GROUP record; of codes over a dictionary, and of product codes, good as long as these are there. Raises
-    SpecError.
+    """Form of a GROUP record; of what takes something trained, good as long as that is there. Raises SpecError.
 
     mixed: some of its rows are kept otherwise.
     """
-    if isinstance(trained, Trellis):
-        raise SpecError(f"{stream.name.lower()}: attention does not read {spec.trained_as} yet; decode them")
     if spec.is_trained:
         return _trained_form(spec, tokens, trained, _REBUILT[dtype] if mixed else 0, _REBUILT[dtype])
     if spec.codec == CodecId.RAW:
@@ -136,17 +138,17 @@ def form_of(
     return grouped_form(spec, stream, tokens, dim)
 
 
-def _trained_form(
-    spec: CodecSpec, tokens: int, trained: Dictionary | Product | None, rebuilt: int, turned: int
-) -> Form:
-    """rebuilt: what the form says where no row turns; turned: where rows do."""
-    if trained is not None and trained.rotation is not None:
+def _trained_form(spec: CodecSpec, tokens: int, trained: Trained | None, rebuilt: int, turned: int) -> Form:
+    """rebuilt: what the form says where no row turns; turned: where rows do, or are of trellis codes."""
+    if trained is not None and (trained.rotation is not None or spec.trellis is not None):
         rebuilt = turned
     header = None if trained is None else header_of(trained, rebuilding=bool(rebuilt))
     if spec.sparse is not None and isinstance(header, Atoms):
         return sparse_form(spec.sparse, tokens, header, rebuilt)
     if spec.product is not None and isinstance(header, Books):
         return product_form(tokens, header, rebuilt)
+    if spec.trellis is not None and isinstance(header, Paths):
+        return trellis_form(tokens, header, rebuilt)
     raise SpecError(f"{spec} needs {spec.wants}")
 
 

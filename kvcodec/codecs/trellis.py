@@ -21,7 +21,7 @@ from kvcodec.trellis_spec import MAX_CODE_BYTES
 MAX_RATE = 8
 LEAST_BRANCHES = 3  # bits of a window, at least, that are not a component's own
 WINDOWS = range(8, 13)  # bits
-_SUM = 2**31  # of the greatest absolute number that a sum of products may come to
+_MOST_SUM = 2**31 - 2**15  # that a sum of products may come to: an int32 that attention has room to round
 _LEAST_RATIO, _MOST_RATIO = 1e-12, 1e12
 _BLOCK = 1024  # vectors that are coded at once
 
@@ -70,8 +70,8 @@ class Trellis(Transformed):
             raise ShapeError(f"{len(self.tables)} tables, want one for each of {len(np.unique(self.rates))} rates")
         if self.code_bytes > MAX_CODE_BYTES:
             raise ShapeError(f"{self.code_bytes} bytes of bits, want up to {MAX_CODE_BYTES}")
-        if (self.largest_sums >= _SUM).any():
-            raise ShapeError(f"channel {int(self.largest_sums.argmax())}: sums of products that no int32 holds")
+        if (self.largest_sums > _MOST_SUM).any():
+            raise ShapeError(f"channel {int(self.largest_sums.argmax())}: sums of products above 2**31 - 2**15")
 
     @property
     def window(self) -> int:

@@ -46,10 +46,13 @@ ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT, WIDTH, GREATEST, BIASED, SUMMED, 
 # 256) int8, and behind them 3 rows that may be read. SIDES: of gain * 16 + shape two bfloat16, scale and gain.
 # To rebuild rows: PAIRED_BASIS, PAIRED_BOOKS, int16 of two components each: (components / 2, channels padded to 32, 2)
 # and (components / 2, 256, 2).
+# Trellis codes, whose rows are always rebuilt, have of these GROUPS, which is bytes of bits, COMPONENTS, SIDES and
+# PAIRED_BASIS; and WINDOW, bits, 0 of product codes; RATES: address of int64, bits of each component; ENTRIES: of int64
+# too, the address of each component's table, int16 (2**window,).
 (
-    GROUPS, COMPONENTS, ENDS, BASIS, BOOKS, SIDES, PAIRED_BASIS, PAIRED_BOOKS,
-) = range(104, 168, 8)  # fmt: skip
-HEADER_COLUMNS = 21
+    GROUPS, COMPONENTS, ENDS, BASIS, BOOKS, SIDES, PAIRED_BASIS, PAIRED_BOOKS, WINDOW, RATES, ENTRIES,
+) = range(104, 192, 8)  # fmt: skip
+HEADER_COLUMNS = 24
 
 
 class Form(NamedTuple):
@@ -63,7 +66,7 @@ class Form(NamedTuple):
     indices of a row and row_stride those of all of it but the scale. sets: indices are sets, of which the first `low`
     atoms are one; read: bytes of the indices of these terms, where a row has more; dictionary: its address. rebuilt:
     above 0 no table of products serves the codes, and raw rows among them are of bfloat16, or of float16, which is 2.
-    Product codes are `terms` bytes a row, whose bits are 0, for they have no coefficients.
+    Product and trellis codes are `terms` bytes a row, whose bits are 0, for they have no coefficients.
     """
 
     bits: Any
@@ -216,7 +219,7 @@ def has_codes(form: Any) -> Any:
 
 @inline
 def has_groups(form: Any) -> Any:
-    """Whether they are product codes."""
+    """Whether they are product codes, or trellis codes."""
     return (form.terms != 0) & (form.bits == 0)
 
 

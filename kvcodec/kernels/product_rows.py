@@ -1,7 +1,7 @@
 """Rows of product codes that no table of products serves, a strip at a time: int16 numbers, as raw rows become.
 
 Such are keys from before their rotary embedding, and records some of whose rows are kept otherwise: see rebuild.py,
-which has the same for codes over a dictionary, and docs/attention.md.
+which has the same for codes over a dictionary, and docs/attention.md. All rows of trellis codes are rebuilt likewise.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import numpy as np
 from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._lanes import bit_length, greater, greatest_lane, keep_first, splat
 from kvcodec.kernels._product_vectors import CENTROIDS, add_basis_pairs, load_byte
-from kvcodec.kernels._simd import load_half, load_lanes, load_long, load_word, store_lanes, store_numbers, store_word
+from kvcodec.kernels._simd import (
+    load_half,
+    load_lanes,
+    load_long,
+    load_word,
+    store_half,
+    store_lanes,
+    store_numbers,
+    store_word,
+)
 from kvcodec.kernels.fold import SCALE_BIAS, find_shift
 from kvcodec.kernels.forms import (
     COMPONENTS,
     ENDS,
+    ENTRIES,
     EXPONENT,
     GROUPS,
     MEAN,
     NEAR,
     PAIRED_BASIS,
     PAIRED_BOOKS,
+    RATES,
     TURNING,
+    WINDOW,
 )
 from kvcodec.kernels.kept import store_exponents
 from kvcodec.kernels.product_scores import GAINED, take_sides
@@ -79,17 +91,34 @@ def shift_rounded(number: Any, right: Any) -> Any:
 
 
 @part
-def sum_centroids(product: Any, codes: Any, dim: Any, pairs: Any, sums: Any) -> Any:
-    """sums, int32: those of a token's centroids times the basis, exact. The greatest magnitude of any.
-
-    codes: the token's of the first group, those of others ROWS bytes apart. pairs: room for its components.
-    """
+def look_up_centroids(product: Any, codes: Any, pairs: Any) -> None:
+    """pairs, int16: a token's components. codes: the token's of the first group, those of others ROWS bytes apart."""
     books, begin = load_long(product + PAIRED_BOOKS), ZERO
     for g in range(load_long(product + GROUPS)):
         end, k = load_long(load_long(product + ENDS) + 8 * g) >> 1, load_byte(codes + ROWS * g)
         for p in range(begin, end):
             store_word(load_word(books + 4 * (CENTROIDS * p + k)), pairs + 4 * p)
         begin = np.int64(end)
+
+
+@part
+def look_up_windows(trellis: Any, codes: Any, pairs: Any) -> None:
+    """pairs, int16: a token's components by trellis codes. codes: its bits' first byte, the others ROWS bytes apart."""
+    window, count = load_long(trellis + WINDOW), load_long(trellis + GROUPS)
+    rates, entries = load_long(trellis + RATES), load_long(trellis + ENTRIES)
+    mask, held, have, n = np.int64(np.int64(ONE << window) - ONE), ZERO, ZERO, ZERO
+    for i in range(load_long(trellis + COMPONENTS)):
+        while have < window and n < count:
+            held = np.int64(held | np.int64(load_byte(codes + ROWS * n) << have))
+            have, n = np.int64(have + 8), np.int64(n + ONE)
+        store_half(load_half(load_long(entries + 8 * i) + 2 * np.int64(held & mask)), pairs + 2 * i)
+        rate = load_long(rates + 8 * i)
+        held, have = np.int64(held >> rate), np.int64(have - rate)
+
+
+@part
+def sum_basis(product: Any, dim: Any, pairs: Any, sums: Any) -> Any:
+    """sums, int32: those of a token's components times the basis, exact. The greatest magnitude of any."""
     basis, wide, count = load_long(product + PAIRED_BASIS), (dim + 31) & -32, load_long(product + COMPONENTS) >> 1
     most = splat(np.int32(0))
     for c in range(0, wide, 32):
@@ -139,10 +168,15 @@ def rebuild_product_rows(
     pairs, exponents, numbers = load_long(product + TURNING), rows + 128 * dim, scratch.wide
     turns = load_long(product + NEAR) + 4 * pairs * (position & 63)
     codes = head + form.codes + (start >> 6) * ROWS * form.row_stride + within
+    is_trellis = load_long(product + WINDOW) != 0
     take_sides(product, head, start, sides)
     for t in range(tokens):
         if others >> (within + t) & 1 == 0:
-            most = sum_centroids(product, codes + t, dim, scratch.codes + PAIRS, numbers)
+            if is_trellis:
+                look_up_windows(product, codes + t, scratch.codes + PAIRS)
+            else:
+                look_up_centroids(product, codes + t, scratch.codes + PAIRS)
+            most = sum_basis(product, dim, scratch.codes + PAIRS, numbers)
             own = sides + 2 * (within + t)
             scale = np.int32(np.int32(load_half(own)) & 0xFFFF)
             gain = np.int32(np.int32(load_half(own + GAINED)) & 0xFFFF)
