@@ -42,6 +42,7 @@ check: test  ## the long campaigns of the reliability bar, first column
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py tests/test_attention_kernels.py
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
+	$(BIN)/python bench/programmed.py --check
 
 soak: check  ## on top of the campaigns, every property test over thousands of fresh examples
 	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign'
