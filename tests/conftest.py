@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.compiling import compile_in_turn
+
 settings.register_profile(
     "repeatable",
     derandomize=True,
@@ -25,6 +27,9 @@ COVERED = {
         "opening", "product_logs", "promises", "rows", "shapes", "store",
     )
 }  # fmt: skip
+
+
+compile_in_turn()
 
 
 def pytest_collection_modifyitems(items):

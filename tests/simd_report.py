@@ -1,7 +1,7 @@
 """What a process finds of the attention kernels at its SIMD level: run as a program, it writes a JSON file.
 
 python -m tests.simd_report FILE            solves the problems; attention kernels are compiled, not from a cache
-python -m tests.simd_report FILE CPU        compiles for a processor that need not be there, and runs nothing
+python -m tests.simd_report FILE CPU        compiles products for a processor that need not be there, and runs nothing
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
+from tests.compiling import compile_in_turn
 
 KERNELS = "attend_items", "score_strips", "merge_slots"
 
@@ -45,17 +47,19 @@ def attend_all(sequence) -> None:
 
 
 def import_attend():
-    """Modules of the attention kernels, without a cache; the kernels of codecs, of which nothing is asked, may have
-    theirs.
+    """Modules of the attention kernels, which are compiled whatever the cache holds, and put there for other tests; the
+    kernels of codecs, of which nothing is asked, may come from theirs.
     """
     from kvcodec.kernels import _jit
 
-    os.environ["KVCODEC_JIT_CACHE"] = "0"
-    _jit._cache_directory.cache_clear()
+    class Unread(_jit._KernelCache):
+        def load_overload(self, sig, target_context):
+            return None
+
+    read, _jit._KernelCache = _jit._KernelCache, Unread
     from kvcodec.kernels import attend, tables
 
-    del os.environ["KVCODEC_JIT_CACHE"]
-    _jit._cache_directory.cache_clear()
+    _jit._KernelCache = read
     return attend, tables
 
 
@@ -81,20 +85,24 @@ def solve_all() -> dict:
     return found
 
 
-def compile_all() -> dict:
-    """Code for a processor with every level's instructions, which NUMBA_CPU_NAME names."""
+def compile_products() -> dict:
+    """Code for a processor with every level's instructions, which NUMBA_CPU_NAME names: of `dot_tiles` by itself."""
     from kvcodec.kernels import _vectors
 
     _vectors.HAS_AVX2 = _vectors.HAS_VNNI = True
-    from numba import types
+    from numba import njit, types
 
-    attend_items = import_attend()[0].attend_items
-    two, three = (types.Array(types.int64, n, "C") for n in (2, 3))
-    numbers, factors = types.Array(types.int32, 3, "C"), types.Array(types.int32, 2, "C")
-    memory, given = types.Array(types.uint8, 1, "C"), (types.int64,) * 3
-    attend_items.compile((*(two,) * 5, numbers, two, factors, *given, memory, memory, three, three))
-    return {"assembly": {"attend_items": "".join(attend_items.inspect_asm().values())}}
+    from kvcodec.kernels.dot import dot_tiles
+    from kvcodec.kernels.forms import Weights
+
+    @njit
+    def kernel(place, count, stride, bits, first, end, halves, bytes_, width, ahead, sums):
+        dot_tiles(place, count, stride, bits, (first, end), Weights(halves, bytes_), width, ahead, sums)
+
+    kernel.compile((types.int64,) * 11)
+    return {"assembly": {"dot_tiles": "".join(kernel.inspect_asm().values())}}
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(compile_all() if len(sys.argv) > 2 else solve_all()))
+    compile_in_turn()
+    Path(sys.argv[1]).write_text(json.dumps(compile_products() if len(sys.argv) > 2 else solve_all()))

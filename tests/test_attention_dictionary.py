@@ -74,19 +74,19 @@ def problems(draw, styles=(NORMAL, NORMAL, SUBNORMAL)):
     )  # fmt: skip
 
 
-@settings(max_examples=10 if INTERPRETED else 60)
+@settings(max_examples=10 if INTERPRETED else 25)
 @given(problems())
 def test_any_attention_over_dictionaries_is_its_twins_bit_by_bit(problem):
     assert run(problem)[0] == solve(problem)
 
 
-@settings(max_examples=5 if INTERPRETED else 30)
+@settings(max_examples=5 if INTERPRETED else 15)
 @given(problems((EXTREME,)))
 def test_codes_of_any_size_are_their_twins_bit_by_bit(problem):
     assert run(problem)[0] == solve(problem)
 
 
-@settings(max_examples=5 if INTERPRETED else 30)
+@settings(max_examples=5 if INTERPRETED else 15)
 @given(problems((NORMAL, SUBNORMAL, EXTREME)))
 def test_logits_alone_are_their_twins_bit_by_bit(problem):
     found, wanted = score(problem)

@@ -22,7 +22,7 @@ from tests.attention_problems import EXTREME, NORMAL, SUBNORMAL, Kind, make_rows
 from tests.attention_whole import pack_tiles
 
 INTERPRETED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-thorough = settings(max_examples=20 if INTERPRETED else 150)
+thorough = settings(max_examples=20 if INTERPRETED else 75)
 seeds = st.integers(0, 2**32 - 1)
 widths = st.sampled_from([8, 16])
 bit_sizes = st.sampled_from([8, 4, 2])

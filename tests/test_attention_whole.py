@@ -69,13 +69,13 @@ def problems(draw, key_styles):
     )
 
 
-@settings(max_examples=10 if INTERPRETED else 100)
+@settings(max_examples=10 if INTERPRETED else 50)
 @given(problems((NORMAL, SUBNORMAL)))
 def test_any_attention_is_its_twins_bit_by_bit(problem):
     assert run(problem)[0] == solve(problem)
 
 
-@settings(max_examples=10 if INTERPRETED else 40)
+@settings(max_examples=10 if INTERPRETED else 20)
 @given(problems((EXTREME,)))
 def test_keys_of_any_size_are_their_twins_bit_by_bit(problem):
     assert run(problem)[0] == solve(problem)
@@ -96,7 +96,7 @@ def test_every_form_as_keys_values_and_latent(bits, by_channel, symmetric):
             assert run(problem)[0] == solve(problem)
 
 
-@settings(max_examples=10 if INTERPRETED else 40)
+@settings(max_examples=10 if INTERPRETED else 20)
 @given(problems((NORMAL, SUBNORMAL)))
 def test_logits_alone_are_their_twins_bit_by_bit(problem):
     found, wanted = score(problem)

@@ -115,5 +115,5 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
 test_a_store_is_a_dict_of_rows = StoreMachine.TestCase

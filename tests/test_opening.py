@@ -97,7 +97,7 @@ def busy(tmp_path_factory, request):
 def test_a_quick_walk_meets_the_same_damage(busy, tmp_path, recovery):
     random = np.random.default_rng(list(Recovery).index(recovery))
     good = busy.read_bytes()
-    for _ in range(60):
+    for _ in range(30):
         bad = bytearray(good)
         for at in random.integers(8192, len(good), size=random.integers(1, 4)):
             bad[at] ^= 1 << random.integers(8)
@@ -169,7 +169,7 @@ def test_a_wrong_record_in_a_table_is_refused_as_alone(busy, kind, dtype):
     for name in dtype.names:
         if name.startswith(("reserved", "header_crc", "body_crc", "kind", "version")):
             continue
-        for value in (0, 1, 3, 200, 255):
+        for value in (0, 1, 200):
             forged = RecordTable(table.entries.copy())
             n = own[random.integers(len(own))]
             column = forged.columns(dtype)[name]
@@ -222,7 +222,7 @@ def as_rows(coded):
     return Rows(pattern, np.array([coded.lsn]), np.array([coded.first]), place)
 
 
-@settings(max_examples=600)
+@settings(max_examples=250)
 @given(actions)
 def test_packed_extents_are_extents(steps):
     one, many, lsn = ExtentMap(), ExtentMap(), 0
