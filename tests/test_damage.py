@@ -1,4 +1,4 @@
-"""Every truncation and every flipped bit of a small log: never a wrong number, never an error outside errors.py.
+"""Every truncation and every flipped bit of small logs: never a wrong number, never an error outside errors.py.
 
 The seeded samples run in `make test`, the whole of it in `make check`.
 """
@@ -9,23 +9,38 @@ import numpy as np
 import pytest
 
 import kvcodec as kv
+from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.rotation import Rotation
 from kvcodec.errors import KvcodecError
+from kvcodec.flash.device import Device
+from kvcodec.layout import Kind, StreamId
+from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows, tiny_model
+from tests.test_product_codec import product
 
 GEOMETRY = kv.Geometry.parse("page=2048,unit=512,block=16384")
-SIZE = 65536
 DIM = 32
 SHARDS = 16
+K, V = StreamId.K, StreamId.V
+
+
+def product_codes():
+    """Of keys, in one layer as before their rotary embedding, and of values of both layers."""
+    turned, plain = product(DIM, 6, 4, ((0, K),), Rotation.of_base(50.0, DIM)), product(DIM, 5, 3, ((1, K),), seed=1)
+    return DictionarySet(products=(turned, plain, product(DIM, 6, 5, ((0, V), (1, V)), seed=2)))
 
 
 class Victim:
-    """A log of about 64 KiB, the rows that it holds, and a file to break copies of it in."""
+    """A log of about 50 KiB, the rows that it holds, and a file to break copies of it in."""
 
-    def __init__(self, folder):
-        self.path = folder / "victim.kvlog"
-        with kv.open(self.path, "w", model=tiny_model(2, 1, DIM), residual=8, sinks=2, device=GEOMETRY) as store:
+    def __init__(self, folder, kind):
+        self.kind, self.path = kind, folder / "victim.kvlog"
+        options = {"model": tiny_model(2, 1, DIM), "residual": 8, "sinks": 2, "device": GEOMETRY}
+        if kind == "pq":  # rows are coded as they come
+            options |= {"k": "pq", "v": "pq", "residual": 0, "dictionary": product_codes()}
+        with kv.open(self.path, "w", **options) as store:
             for name, n in (("a", 220), ("b", 75)):
                 pairs = {layer: [rows(layer, s, n, heads=1, dim=DIM) for s in "kv"] for layer in range(2)}
                 for span in (slice(0, n - 11), slice(n - 11, n)):
@@ -80,9 +95,9 @@ class Victim:
         return n
 
 
-@pytest.fixture(scope="module")
-def victim(tmp_path_factory):
-    return Victim(tmp_path_factory.mktemp("victim"))
+@pytest.fixture(scope="module", params=["int4", "pq"])
+def victim(tmp_path_factory, request):
+    return Victim(tmp_path_factory.mktemp("victim"), request.param)
 
 
 def flip(victim, bit, recovery):
@@ -104,18 +119,23 @@ def truncate(victim, size, recovery):
 def test_the_victim_is_worth_breaking(victim):
     victim.mend()
     victim.keep_sidecar(False)
-    assert SIZE - 8192 <= len(victim.good) <= SIZE + 16384
+    device = Device.open(victim.path)
+    kinds = {Kind(int(record.header["kind"])) for record in Log(device).poll()}
+    device.close()
+    coded = {Kind.CODEBOOK, Kind.ROWS} if victim.kind == "pq" else {Kind.STEP}
+    assert kinds == {Kind.MODEL, Kind.SEQUENCE, Kind.GROUP} | coded
+    assert 3 * 16384 <= len(victim.good) + 8192 <= 5 * 16384
     assert victim.lengths_if_right("absolute") == victim.lengths
     assert min(victim.lengths.values()) > 70
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("shard", range(4))
+@pytest.mark.parametrize("shard", range(2))
 def test_some_flipped_bits(victim, shard):
     victim.mend()
     random = np.random.default_rng(1)
     refused = 0
-    for n, bit in enumerate(random.choice(8 * len(victim.good), 500, replace=False)[shard::4].tolist()):
+    for n, bit in enumerate(random.choice(8 * len(victim.good), 250, replace=False)[shard::2].tolist()):
         victim.keep_sidecar(n % 2)
         refused += flip(victim, bit, list(Recovery)[n // 2 % 4]) is None
     assert 12 < refused < 113
@@ -124,14 +144,14 @@ def test_some_flipped_bits(victim, shard):
 @pytest.mark.no_cover
 def test_some_truncations(victim):
     random = np.random.default_rng(2)
-    for n, size in enumerate(random.choice(len(victim.good), 250, replace=False).tolist()):
+    for n, size in enumerate(random.choice(len(victim.good), 125, replace=False).tolist()):
         victim.keep_sidecar(n % 2)
         truncate(victim, size, list(Recovery)[n // 2 % 4])
 
 
 def test_a_lost_end_that_was_durable_is_never_passed_over(victim):
     """Without the sidecar the last frames have no witness; with it their loss is damage."""
-    for size in range(len(victim.good) - 1, len(victim.good) - 9000, -512):
+    for size in range(len(victim.good) - 1, len(victim.good) - 9000, -1024):
         victim.keep_sidecar(True)
         assert truncate(victim, size, "absolute") is None
         with pytest.raises(KvcodecError):
@@ -139,6 +159,7 @@ def test_a_lost_end_that_was_durable_is_never_passed_over(victim):
 
 
 @pytest.mark.no_cover
+@pytest.mark.parametrize("victim", ["int4"], indirect=True)
 def test_writing_goes_on_after_any_truncation(victim):
     random = np.random.default_rng(3)
     for size in random.integers(20000, len(victim.good), 60).tolist():
