@@ -13,7 +13,7 @@ from kvcodec.bulk.verify import verify_log
 from tests.caches import GEOMETRIES, rows, tiny_model
 from tests.children import Child
 
-KILLS, WORKERS = 200, 4
+WORKERS = 4
 WAITS = 4
 
 
@@ -38,16 +38,17 @@ def append_for_ever(path, model, write):
 
 
 @pytest.mark.no_cover
+@pytest.mark.parametrize("kills", [120, pytest.param(1000, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("shard", range(WORKERS))
 @pytest.mark.parametrize("geometry", ["tlc", "slc", "mlc", "qlc", "nor"])
-def test_kill_9_loses_nothing_that_was_synced(tmp_path, geometry, shard):
+def test_kill_9_loses_nothing_that_was_synced(tmp_path, geometry, shard, kills):
     random = np.random.default_rng([shard, *geometry.encode()])
     model = tiny_model()
     for log in range(2):
         path = tmp_path / f"{log}.kvlog"
         kv.open(path, "w", model=model, k="raw", v="raw", residual=20, device=GEOMETRIES[geometry]).close()
         synced = 0
-        for _ in range(KILLS // WORKERS // 5 // 2):
+        for _ in range(kills // WORKERS // 5 // 2):
             with Child(append_for_ever, path, model) as child:
                 told = child.read(8)
                 time.sleep(random.exponential(0.02))

@@ -162,9 +162,8 @@ def coded_once(spec, stream, layer, n, heads=2, dim=16):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("spec", ["int4/token/g16", "int4/token/g16/sym"])
+@pytest.mark.parametrize(("spec", "sinks"), [("int4/token/g16", 4), ("int4/token/g16/sym", 0)])
 @pytest.mark.parametrize("durability", ["sync", "step"])
-@pytest.mark.parametrize("sinks", [0, 4])
 def test_rows_without_a_window_are_coded_once_whatever_happens(tmp_path, spec, durability, sinks):
     path, n = tmp_path / "c", 0
     options = {"k": spec, "v": spec, "residual": 0, "sinks": sinks, "device": TINY}
