@@ -1,4 +1,4 @@
-"""What attention over product codes does with vectors: sums of table entries, and weights into buckets by code.
+"""What scores of product codes do with vectors: tables, sums of their entries, and rows rebuilt.
 
 A code is a byte: whatever it is, it names one of 256 entries. Groups lie in planes of 64 tokens. See _vectors.py.
 """
@@ -87,7 +87,8 @@ def _sum_entries(codes: Any, groups: Any, table: Any, first: Any, last: Any, hea
 def sum_entries(codes: Any, groups: Any, table: Any, first: Any, last: Any, sums: Any) -> None:
     """sums, int32 (64,): of tokens `first` to `last`, multiples of 8, the entries of their codes.
 
-    codes: uint8 (groups, 64). table: int32 (groups, 256).
+    codes: uint8 (groups, 64). table: int32 (groups, 256), behind which 12 bytes can be read, as 12 behind the sums can
+    be written.
     """
     memory(sums, ROWS, np.int32)[first:last] = _sum_entries(codes, groups, table, first, last, 1)[0]
 
@@ -99,22 +100,25 @@ def sum_entries_of_four(codes: Any, groups: Any, table: Any, first: Any, last: A
 
 
 def _register_sums(twin: Callable[..., None], heads: int) -> None:
-    """Eight tokens at a time, whose sums stay in registers while groups pass."""
-    kind, size = (I32, 4) if heads == 1 else (_I32X4, 16)
+    """Eight tokens at a time, whose sums stay in registers while groups pass.
+
+    Of one head every other token adds four entries, of which the first one is its own: vectors are idle otherwise. What
+    is stored behind its sum are no sums, and is stored over by those of the tokens that come next.
+    """
+    kinds = [I32 if heads == 1 and n % 2 == 0 else _I32X4 for n in range(_TOKENS)]
+    size = 4 * heads
 
     @compiled(twin, types.void, INT, INT, INT, INT, INT, INT)
     def _(b: Any, codes: Any, groups: Any, table: Any, first: Any, last: Any, sums: Any) -> None:
         three = ir.Constant(first.type, 3)
         with cgutils.for_range(b, b.lshr(last, three), start=b.lshr(first, three)) as eight:
-            totals = [_cgutils.alloca_once(b, kind) for _ in range(_TOKENS)]
-            for place in totals:
-                b.store(ir.Constant(kind, None), place)
+            totals = [_cgutils.alloca_once_value(b, ir.Constant(kind, None)) for kind in kinds]
             own = plus(b, codes, eight.index, _TOKENS)
             with cgutils.for_range(b, groups) as group:
                 here = plus(b, own, group.index, ROWS)
                 entries = plus(b, table, group.index, CENTROIDS * size)
                 for n, code in enumerate(_load_codes(b, here, heads)):
-                    total = b.add(b.load(totals[n]), load(b, plus(b, entries, code, size), kind))
+                    total = b.add(b.load(totals[n]), load(b, plus(b, entries, code, size), kinds[n]))
                     b.store(total, totals[n])
             out = plus(b, sums, eight.index, 4 * _TOKENS)
             if heads == 1:
@@ -129,8 +133,14 @@ def _load_codes(b: Any, codes: Any, heads: int) -> list[Any]:
     """Codes of eight tokens, int64. Of one head loads are what takes time, so that eight codes are one."""
     if heads > 1:
         return [b.zext(load(b, offset(b, codes, n), I8), I64) for n in range(_TOKENS)]
-    eight = load(b, codes, I64)
-    return [b.and_(b.lshr(eight, ir.Constant(I64, 8 * n)), ir.Constant(I64, 255)) for n in range(_TOKENS)]
+    return load_bytes(b, codes, _TOKENS)
+
+
+def load_bytes(b: Any, address: Any, count: int) -> list[Any]:
+    """As many uint8, of one load, each as an int64."""
+    all_, kind = load(b, address, ir.IntType(8 * count)), ir.IntType(8 * count)
+    every = [b.and_(b.lshr(all_, ir.Constant(kind, 8 * n)), ir.Constant(kind, 255)) for n in range(count)]
+    return [own if kind == I64 else b.zext(own, I64) for own in every]
 
 
 def _store_turned(b: Any, sums: list[Any], to: Any) -> None:
@@ -174,98 +184,6 @@ def _(b: Any, one: Any, two: Any, three: Any, four: Any, to: Any) -> None:
                   for both in ((one, two), (three, four))]  # fmt: skip
         order = [2 * n + k + 8 * half for n in range(4) for half in range(2) for k in range(2)]
         store(b, pick(b, halves[0], halves[1], order), offset(b, to, 16 * first))
-
-
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
-def _add_weights(codes: Any, groups: Any, weights: Any, first: Any, last: Any, buckets: Any, heads: int) -> None:
-    own = memory(codes, groups * ROWS, np.uint8).reshape(groups, ROWS)[:, first:last]
-    weight = memory(weights, heads * ROWS, np.int32).reshape(heads, ROWS)[:, first:last].T
-    out = memory(buckets, groups * CENTROIDS * heads, np.int32).reshape(groups, CENTROIDS, heads)
-    np.add.at(out, (np.arange(groups)[:, None], own), weight)
-
-
-def add_weights(codes: Any, groups: Any, weights: Any, first: Any, last: Any, buckets: Any) -> None:
-    """Add the weights of tokens `first` to `last`, multiples of 4, to the buckets of their codes, of one head.
-
-    codes: uint8 (groups, 64). weights: int32 (heads, 64). buckets: int32 (groups, 256, heads).
-    """
-    _add_weights(codes, groups, weights, first, last, buckets, 1)
-
-
-def add_weights_of_two(codes: Any, groups: Any, weights: Any, first: Any, last: Any, buckets: Any) -> None:
-    """`add_weights` of two heads."""
-    _add_weights(codes, groups, weights, first, last, buckets, 2)
-
-
-def add_weights_of_four(codes: Any, groups: Any, weights: Any, first: Any, last: Any, buckets: Any) -> None:
-    """`add_weights` of four heads."""
-    _add_weights(codes, groups, weights, first, last, buckets, QUAD)
-
-
-def _turn_weights(b: Any, weights: Any, heads: int) -> list[Any]:
-    """Of four tokens the weights of each head."""
-    rows = [load(b, offset(b, weights, 4 * ROWS * h), _I32X4) for h in range(heads)]
-    if heads == 1:
-        return [b.extract_element(rows[0], ir.Constant(I32, n)) for n in range(4)]
-    if heads == 2:
-        return [pick(b, rows[0], rows[1], [n, n + 4]) for n in range(4)]
-    halves = [pick(b, rows[n], rows[n + 1], list(range(8))) for n in (0, 2)]
-    return [pick(b, halves[0], halves[1], [n + 4 * h for h in range(4)]) for n in range(4)]
-
-
-def _register_weights(twin: Callable[..., None], heads: int) -> None:
-    """Four tokens at a time, a group after the other."""
-    kind, size = I32 if heads == 1 else ir.VectorType(I32, heads), 4 * heads
-
-    @compiled(twin, types.void, INT, INT, INT, INT, INT, INT)
-    def _(b: Any, codes: Any, groups: Any, weights: Any, first: Any, last: Any, buckets: Any) -> None:
-        two = ir.Constant(first.type, 2)
-        with cgutils.for_range(b, b.lshr(last, two), start=b.lshr(first, two)) as four:
-            own, weight = plus(b, codes, four.index, 4), _turn_weights(b, plus(b, weights, four.index, 16), heads)
-            with cgutils.for_range(b, groups) as group:
-                here, held = plus(b, own, group.index, ROWS), plus(b, buckets, group.index, CENTROIDS * size)
-                for n in range(4):
-                    place = plus(b, held, b.zext(load(b, offset(b, here, n), I8), I64), size)
-                    store(b, b.add(load(b, place, kind), weight[n]), place)
-
-
-for _adder, _count in ((add_weights, 1), (add_weights_of_two, 2), (add_weights_of_four, QUAD)):
-    _register_weights(_adder, _count)
-
-
-def load_words_every(address: Any, step: Any) -> Any:
-    """Lanes of 16 int32 `step` bytes apart."""
-    return np.array([memory(address + n * step, 1, np.int32)[0] for n in range(16)])
-
-
-@compiled(load_words_every, Lanes, INT, INT)
-def _(b: Any, address: Any, step: Any) -> Any:
-    lanes = ir.Constant(Lanes.ir, ir.Undefined)
-    for n in range(16):
-        place = b.add(address, b.mul(step, ir.Constant(step.type, n)))
-        lanes = b.insert_element(lanes, load(b, place, I32), ir.Constant(I32, n))
-    return lanes
-
-
-def add_basis(rows: Any, stride: Any, numbers: Any, count: Any, to: Any) -> None:
-    """16 int64: as many channels, int16, of `count` rows `stride` bytes apart, each times its number, int32."""
-    own = np.stack([memory(rows + n * stride, 16, np.int16).astype(np.int64) for n in range(count)])
-    memory(to, 16, np.int64)[:] = (own * memory(numbers, count, np.int32)[:, None]).sum(axis=0)
-
-
-@compiled(add_basis, types.void, INT, INT, INT, INT, INT)
-def _(b: Any, rows: Any, stride: Any, numbers: Any, count: Any, to: Any) -> None:
-    sums = [_cgutils.alloca_once_value(b, all_of(Longs.ir, 0)) for _ in range(2)]
-    with cgutils.for_range(b, count) as loop:
-        here = b.add(rows, b.mul(loop.index, stride))
-        number = broadcast(b, b.sext(load(b, plus(b, numbers, loop.index, 4), I32), I64), Longs.ir)
-        for n, place in enumerate(sums):
-            row = b.sext(load(b, offset(b, here, 16 * n), _I16X8), Longs.ir)
-            b.store(b.add(b.load(place), b.mul(row, number)), place)
-    for n, place in enumerate(sums):
-        store(b, b.load(place), offset(b, to, 64 * n))
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------

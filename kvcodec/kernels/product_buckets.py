@@ -13,15 +13,16 @@ import numpy as np
 
 from kvcodec.kernels._jit import inline, part
 from kvcodec.kernels._lanes import add_lanes, bit_length, greatest_lane, greatest_scale, smaller, splat, where_zero
-from kvcodec.kernels._lookup import dot_atoms
-from kvcodec.kernels._product_vectors import (
-    CENTROIDS,
+from kvcodec.kernels._product_buckets import (
+    LOW_BITS,
     add_basis,
     add_weights,
     add_weights_of_four,
     add_weights_of_two,
+    dot_books,
     load_words_every,
 )
+from kvcodec.kernels._product_vectors import CENTROIDS
 from kvcodec.kernels._simd import (
     load_lanes,
     load_long,
@@ -38,15 +39,20 @@ from kvcodec.kernels.product_scores import GAINED
 from kvcodec.kernels.softmax import EMPTY, add_mean, add_totals, count_shares
 
 # Of a group of heads: for each a state of its shares times gains, TOP and TOTAL, behind EXPONENTS the exponent of its
-# buckets and behind WEIGHTS the sum of its weights. Behind HEADER the buckets.
-EXPONENTS, WEIGHTS, HEADER, MOST_HEADS = 64, 96, 128, 4
+# buckets and behind WEIGHTS the sum of its weights. Strips WAITING, how many; behind PLACED, of each, where the codes of
+# its block are, and its first and last token there; behind WEIGHED its weights, int32 (heads, 64). Behind HEADER the
+# buckets.
+EXPONENTS, WEIGHTS, WAITING, PLACED, WEIGHED, HEADER = 64, 96, 128, 136, 576, 4672
+PLACED_BYTES = 24
+MOST_WAITING = np.int64(16)  # strips of one head; of more heads as many fewer
+MOST_HEADS = 4
 ROWS = 64  # tokens of a block
 ZERO, ONE = np.int64(0), np.int64(1)
 POINT = np.int64(16)  # bits behind the point of a share
 SUM_BITS, RAISED_BITS = np.int64(31), np.int64(27)  # of a sum of weights, and after its exponent was raised
 ROUNDING = np.int64(64)  # more than the rounding of a strip's weights adds to their sum
-BUCKET_BITS, LOW_BITS = np.int64(29), np.int32(15)  # of a bucket when it is multiplied, and of its low part
-MIDDLE = np.int32(1 << 14)
+BUCKET_BITS, LOW = np.int64(29), np.int32(LOW_BITS)  # of a bucket when it is multiplied, and of its low part
+MIDDLE = np.int32(1 << LOW_BITS >> 1)
 COMPONENT_BITS = np.int64(29)  # of a component when it is multiplied
 NUMBERS = 8 * 648  # bytes of components as int64, behind which they are int32
 
@@ -70,8 +76,39 @@ def begin_product_group(group: Any, heads: Any, groups: Any) -> None:
         store_long(ZERO, group + 16 * h + TOTAL)
         store_long(EMPTY, group + EXPONENTS + 8 * h)
         store_long(ZERO, group + WEIGHTS + 8 * h)
+    store_long(ZERO, group + WAITING)
     for n in range(0, 4 * CENTROIDS * groups * heads, 64):
         store_lanes(splat(np.int32(0)), group + HEADER + n)
+
+
+@part
+def add_waiting(group: Any, heads: Any, groups: Any) -> None:
+    """Add the weights of the strips that wait to the buckets of their codes."""
+    for n in range(load_long(group + WAITING)):
+        place, weights, held = group + PLACED + PLACED_BYTES * n, group + WEIGHED + 4 * ROWS * heads * n, group + HEADER
+        codes, first, last = load_long(place), load_long(place + 8), load_long(place + 16)
+        if heads == 1:
+            add_weights(codes, groups, weights, first, last, held)
+        elif heads == 2:
+            add_weights_of_two(codes, groups, weights, first, last, held)
+        else:
+            add_weights_of_four(codes, groups, weights, first, last, held)
+    store_long(ZERO, group + WAITING)
+
+
+@inline
+def let_wait(group: Any, heads: Any, groups: Any, codes: Any, span: Any, weights: Any) -> None:
+    """Have a strip wait: the table of keys and the buckets of values, which fill a cache each, take turns less often."""
+    n = load_long(group + WAITING)
+    place, to = group + PLACED + PLACED_BYTES * n, group + WEIGHED + 4 * ROWS * heads * n
+    store_long(np.int64(codes), place)
+    store_long(np.int64(span[0]), place + 8)
+    store_long(np.int64(span[1]), place + 16)
+    for t in range(0, 4 * ROWS * heads, 64):
+        store_lanes(load_lanes(weights + t), to + t)
+    store_long(np.int64(n + ONE), group + WAITING)
+    if (n + ONE) * heads == MOST_WAITING:
+        add_waiting(group, heads, groups)
 
 
 @part
@@ -82,6 +119,7 @@ def raise_weights(group: Any, place: Any, groups: Any, exponent: Any) -> None:
     store_long(np.int64(exponent), group + EXPONENTS + 8 * lane)
     if total == 0:
         return
+    add_waiting(group, heads, groups)
     down = min(np.int64(exponent - before), SUM_BITS)
     half = np.int64(ONE << down >> ONE)
     store_long(np.int64(total + half) >> down, group + WEIGHTS + 8 * lane)
@@ -179,13 +217,7 @@ def enter_products(
     group, place = find_product_group(buckets[0], rank, heads, form.terms), (rank % heads, heads)
     weigh_products(sides, span, shares[0], shares[1], group, place, form.dictionary, scratch)
     if place[0] == heads - 1 or rank == per_head - 1:
-        first, last, weights, held = span[0], span[1], scratch.tokens, group + HEADER
-        if heads == 1:
-            add_weights(codes, form.terms, weights, first, last, held)
-        elif heads == 2:
-            add_weights_of_two(codes, form.terms, weights, first, last, held)
-        else:
-            add_weights_of_four(codes, form.terms, weights, first, last, held)
+        let_wait(group, heads, form.terms, codes, span, scratch.tokens)
 
 
 @part
@@ -198,9 +230,9 @@ def split_centroids(buckets: Any, heads: Any, shift: Any, halves: Any) -> Any:
     for k in range(0, CENTROIDS, 16):
         own = load_lanes(buckets + 4 * k) if heads == 1 else load_words_every(buckets + 4 * heads * k, 4 * heads)
         number = (own + half) >> right
-        high = (number + MIDDLE) >> LOW_BITS
+        high = (number + MIDDLE) >> LOW
         store_numbers(high, halves + 2 * k)
-        store_numbers(number - (high << LOW_BITS), halves + 2 * (CENTROIDS + k))
+        store_numbers(number - (high << LOW), halves + 2 * (CENTROIDS + k))
         most = most | number
     return greatest_lane(most) != 0
 
@@ -213,13 +245,8 @@ def sum_components(product: Any, group: Any, place: Any, shift: Any, sums: Any, 
     for g in range(load_long(product + GROUPS)):
         end, own = load_long(load_long(product + ENDS) + 8 * g), group + HEADER + step * CENTROIDS * g + 4 * lane
         if split_centroids(own, heads, shift, halves):
-            for n in range(begin, end, 4):  # the last ones may be of the next group, which comes later
-                rows, four = books + CENTROIDS * n, np.int64(CENTROIDS)
-                dot_atoms(rows, four, halves, four, scratch.coded)
-                dot_atoms(rows, four, halves + 2 * CENTROIDS, four, scratch.coded + 16)
-                for k in range(4):
-                    high, low = load_word(scratch.coded + 4 * k), load_word(scratch.coded + 16 + 4 * k)
-                    store_long(np.int64(np.int64(np.int64(high) << 15) + np.int64(low)), sums + 8 * (n + k))
+            for n in range(begin, end, 2):
+                dot_books(books + CENTROIDS * n, halves, sums + 8 * n)
         else:
             for n in range(begin, end):
                 store_long(ZERO, sums + 8 * n)
@@ -247,8 +274,9 @@ def spread_components(product: Any, sums: Any, numbers: Any, totals: Any) -> Any
 @part
 def empty_product_group(product: Any, group: Any, place: Any, sink: Any, scratch: Any) -> None:
     """Add a head's buckets to its outputs: first the centroids, then the mean. sink: state, outputs, channels."""
-    lane, _ = place
+    lane, heads = place
     state, outputs, dim = sink
+    add_waiting(group, heads, load_long(product + GROUPS))
     held, own = load_long(group + WEIGHTS + 8 * lane), group + 16 * lane
     if held:
         shift = max(np.int64(bit_length(held)) - BUCKET_BITS, ZERO)

@@ -19,15 +19,17 @@ from kvcodec.kernels.forms import BASIS, BOOKS, CHANNELS, COMPONENTS, ENDS, EXPO
 
 # A table: exponents of its heads, int64; behind MEANS their products with the mean, int32, and behind MEAN_EXPONENTS
 # the exponents of these, int64; how many HEADS it has; and behind ENTRIES int32 (groups, 256, 1 or 4).
-MEANS, MEAN_EXPONENTS, HEADS, ENTRIES = 32, 64, 96, 128
+MEANS, MEAN_EXPONENTS, HEADS, ENTRIES, BEHIND = 32, 64, 96, 128, 64
 QUAD = 4
 WEIGHT_BITS, WORD_BITS = np.int64(15), np.int64(31)
 ZERO, ONE = np.int64(0), np.int64(1)
 
 
 def product_table_bytes(groups: Any, heads: Any) -> Any:
-    """Bytes of a table of `groups` groups for as many query heads: for one, or for four of which some may be none."""
-    return ENTRIES + 4 * CENTROIDS * groups * (1 if heads == 1 else QUAD)
+    """Bytes of a table of `groups` groups for as many query heads: for one, or for four of which some may be none; and
+    of what may be read behind it.
+    """
+    return ENTRIES + 4 * CENTROIDS * groups * (1 if heads == 1 else QUAD) + BEHIND
 
 
 def product_work_bytes(components: int) -> int:
