@@ -87,6 +87,14 @@ def test_threads_and_chunks_change_nothing():
     assert states == run(problem, threads=2)[0] == run(problem, threads=64)[0] == solve(problem)
 
 
+@pytest.mark.parametrize("per_head", [1, 2])
+def test_strips_that_wait_are_added_before_their_buckets_are_shifted(per_head):
+    tokens = 200 if INTERPRETED else 1200  # 19 strips: more than wait
+    kind = Kind(0, groups=2, components=3, mean=True)
+    problem = make_problem(2, [[kind], [kind]], [[tokens], [tokens]], (16, 16), per_head=per_head, spread=5.0)
+    assert run(problem)[0] == solve(problem)
+
+
 def test_codes_of_all_sorts_follow_one_another_in_a_stream():
     one, two = Kind(0, groups=3, components=5, mean=True), Kind(0, groups=9, components=12)
     kinds = [one, Kind(8, terms=3, atoms=40, mean=True), two, Kind(16), coded_kind(4, False, 64, False), one]

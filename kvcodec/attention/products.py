@@ -14,7 +14,6 @@ from kvcodec.codecs.product import Product
 from kvcodec.layout import TILE_LANES, align
 
 _CENTROIDS = 256
-_BEHIND = 3  # rows behind the books that kernels may read
 
 
 class Books(Header):
@@ -30,7 +29,7 @@ class Books(Header):
         self.groups, self.components, self.dim = own.groups, int(self._ends[-1]), align(own.dim, TILE_LANES)
         where = np.arange(len(own.basis)) + np.repeat(self._ends - (sizes & 1) - own.ends, sizes)
         self._basis = take_out(None, (self.components, self.dim), np.int16)
-        self._books = take_out(None, (self.components + _BEHIND, _CENTROIDS), np.int8)
+        self._books = take_out(None, (self.components, _CENTROIDS), np.int8)
         self._basis[...], self._books[...] = 0, 0
         self._basis[where, : own.dim], self._books[where] = own.basis, own.books
         self._mean, exponent = round_mean(own.mean, self.dim)
@@ -50,7 +49,7 @@ class Books(Header):
             return
         from kvcodec.kernels import forms
 
-        pairs = pair_components(self._basis, WIDE), pair_components(self._books[: self.components], _CENTROIDS)
+        pairs = pair_components(self._basis, WIDE), pair_components(self._books, _CENTROIDS)
         near, far = make_turns(self.rotation)
         self.enter({
             forms.PAIRED_BASIS: pairs[0].ctypes.data, forms.PAIRED_BOOKS: pairs[1].ctypes.data,

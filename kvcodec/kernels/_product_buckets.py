@@ -1,4 +1,4 @@
-"""What values in product codes do with vectors: weights into buckets by code, and buckets into outputs. See _vectors.py."""
+"""What values in product codes do with vectors: weights into buckets, buckets into outputs. See _vectors.py."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT, WIDTH, GREATEST, BIASED, SUMMED, 
 # Product codes have such a table, too: of the columns above CHANNELS, MEAN, EXPONENT, WIDTH, TURNING, NEAR and FAR, and
 # behind them GROUPS, how many, which is 0 of a dictionary. COMPONENTS: each group's are padded to an even number, with
 # zeros; ENDS: address of int64, where each group ends in them. BASIS: (components, channels) int16; BOOKS: (components,
-# 256) int8, and behind them 3 rows that may be read. SIDES: of gain * 16 + shape two bfloat16, scale and gain.
+# 256) int8. SIDES: of gain * 16 + shape two bfloat16, scale and gain.
 # To rebuild rows: PAIRED_BASIS, PAIRED_BOOKS, int16 of two components each: (components / 2, channels padded to 32, 2)
 # and (components / 2, 256, 2).
 # Trellis codes, whose rows are always rebuilt, have of these GROUPS, which is bytes of bits, COMPONENTS, SIDES and

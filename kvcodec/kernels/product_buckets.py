@@ -16,9 +16,6 @@ from kvcodec.kernels._lanes import add_lanes, bit_length, greatest_lane, greates
 from kvcodec.kernels._product_buckets import (
     LOW_BITS,
     add_basis,
-    add_weights,
-    add_weights_of_four,
-    add_weights_of_two,
     dot_books,
     load_words_every,
 )
@@ -36,16 +33,12 @@ from kvcodec.kernels._simd import (
 from kvcodec.kernels.fold import SCALE_BIAS
 from kvcodec.kernels.forms import BASIS, BOOKS, CHANNELS, COMPONENTS, ENDS, GROUPS, MEAN, STATE_BYTES, TOP, TOTAL
 from kvcodec.kernels.product_scores import GAINED
+from kvcodec.kernels.product_waiting import HEADER, WAITING, add_waiting, let_wait
 from kvcodec.kernels.softmax import EMPTY, add_mean, add_totals, count_shares
 
 # Of a group of heads: for each a state of its shares times gains, TOP and TOTAL, behind EXPONENTS the exponent of its
-# buckets and behind WEIGHTS the sum of its weights. Strips WAITING, how many; behind PLACED, of each, where the codes of
-# its block are, and its first and last token there; behind WEIGHED its weights, int32 (heads, 64). Behind HEADER the
-# buckets.
-EXPONENTS, WEIGHTS, WAITING, PLACED, WEIGHED, HEADER = 64, 96, 128, 136, 576, 4672
-PLACED_BYTES = 24
-MOST_WAITING = np.int64(16)  # strips of one head; of more heads as many fewer
-MOST_HEADS = 4
+# buckets and behind WEIGHTS the sum of its weights. Then the strips that wait, and behind HEADER the buckets.
+EXPONENTS, WEIGHTS, MOST_HEADS = 64, 96, 4
 ROWS = 64  # tokens of a block
 ZERO, ONE = np.int64(0), np.int64(1)
 POINT = np.int64(16)  # bits behind the point of a share
@@ -82,36 +75,6 @@ def begin_product_group(group: Any, heads: Any, groups: Any) -> None:
 
 
 @part
-def add_waiting(group: Any, heads: Any, groups: Any) -> None:
-    """Add the weights of the strips that wait to the buckets of their codes."""
-    for n in range(load_long(group + WAITING)):
-        place, weights, held = group + PLACED + PLACED_BYTES * n, group + WEIGHED + 4 * ROWS * heads * n, group + HEADER
-        codes, first, last = load_long(place), load_long(place + 8), load_long(place + 16)
-        if heads == 1:
-            add_weights(codes, groups, weights, first, last, held)
-        elif heads == 2:
-            add_weights_of_two(codes, groups, weights, first, last, held)
-        else:
-            add_weights_of_four(codes, groups, weights, first, last, held)
-    store_long(ZERO, group + WAITING)
-
-
-@inline
-def let_wait(group: Any, heads: Any, groups: Any, codes: Any, span: Any, weights: Any) -> None:
-    """Have a strip wait: the table of keys and the buckets of values, which fill a cache each, take turns less often."""
-    n = load_long(group + WAITING)
-    place, to = group + PLACED + PLACED_BYTES * n, group + WEIGHED + 4 * ROWS * heads * n
-    store_long(np.int64(codes), place)
-    store_long(np.int64(span[0]), place + 8)
-    store_long(np.int64(span[1]), place + 16)
-    for t in range(0, 4 * ROWS * heads, 64):
-        store_lanes(load_lanes(weights + t), to + t)
-    store_long(np.int64(n + ONE), group + WAITING)
-    if (n + ONE) * heads == MOST_WAITING:
-        add_waiting(group, heads, groups)
-
-
-@part
 def raise_weights(group: Any, place: Any, groups: Any, exponent: Any) -> None:
     """Have a head's buckets hold weights in units of 2**exponent, which is more than before."""
     lane, heads = place
@@ -123,9 +86,14 @@ def raise_weights(group: Any, place: Any, groups: Any, exponent: Any) -> None:
     down = min(np.int64(exponent - before), SUM_BITS)
     half = np.int64(ONE << down >> ONE)
     store_long(np.int64(total + half) >> down, group + WEIGHTS + 8 * lane)
-    for n in range(lane, CENTROIDS * groups * heads, heads):
-        at = group + HEADER + 4 * n
-        store_word(np.int32(np.int64(np.int64(load_word(at)) + half) >> down), at)
+    held, right = group + HEADER, np.int32(down)
+    if heads == 1:
+        for n in range(0, 4 * CENTROIDS * groups, 64):
+            number = load_lanes(held + n)
+            store_lanes((number >> right) + ((number >> np.int32(right - np.int32(1))) & 1), held + n)
+    else:
+        for n in range(lane, CENTROIDS * groups * heads, heads):
+            store_word(np.int32(np.int64(np.int64(load_word(held + 4 * n)) + half) >> down), held + 4 * n)
 
 
 @inline

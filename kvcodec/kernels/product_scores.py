@@ -17,6 +17,7 @@ from kvcodec.kernels._simd import (
     load_long,
     load_unsigned,
     load_word,
+    prefetch,
     store_lanes,
 )
 from kvcodec.kernels.fold import SCALE_BIAS
@@ -37,6 +38,14 @@ def take_sides(product: Any, head: Any, start: Any, sink: Any) -> None:
     """Scales and gains of the block of 64 tokens that a strip begins in. head: address of the head's section."""
     place = head + (start >> 6) * 2 * ROWS
     look_up_sides(place, load_long(product + SIDES), sink + SUMMED, sink, sink + GAINED)
+
+
+@inline
+def ask_for_sides(head: Any, start: Any) -> None:
+    """Have what take_sides reads come."""
+    place = head + (start >> 6) * 2 * ROWS
+    prefetch(place)
+    prefetch(place + ROWS)
 
 
 @inline

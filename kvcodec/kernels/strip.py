@@ -36,7 +36,7 @@ from kvcodec.kernels.forms import (
     read_form,
 )
 from kvcodec.kernels.lookup import ask_for_codes, score_codes, table_bytes, unpack_codes
-from kvcodec.kernels.product_scores import score_products, take_sides
+from kvcodec.kernels.product_scores import ask_for_sides, score_products, take_sides
 from kvcodec.kernels.product_tables import product_table_bytes
 from kvcodec.kernels.raw_rows import align_rows
 from kvcodec.kernels.rebuild import rebuild_strip
@@ -109,6 +109,8 @@ def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -
             if other.terms:
                 after = load_long(later + place) + heads[1] * other.head_stride
                 ask_for_codes(other, find_planes(other, after, load_long(later + place + START)))
+                if has_groups(other):
+                    ask_for_sides(after, load_long(later + place + START))
             planes, many = find_planes(form, head, start), valued * tables.per_head
             if form.rebuilt:
                 rebuild_strip(form, strip, place, heads[0], (scored, valued), stream, tables, scratch, s)
