@@ -1741,8 +1741,8 @@ types:
 
   product:
     doc: |
-      The bytes of a codebook of that form, of all its CODEBOOK records. `rows`, `basis` and `books` are lists of rows,
-      of so many channels or 256 centroids each.
+      The bytes of a codebook of that form, of all its CODEBOOK records. `basis`, `prediction` and `books` are lists of
+      rows, of so many channels or 256 centroids each.
     doc-ref: formats/product.md#bytes
     seq:
       - id: components
@@ -1773,8 +1773,12 @@ types:
         valid:
           max: 16000
         doc: In 1/16 bytes.
+      - id: predicted
+        type: u2
+        valid:
+          max: 512
       - id: reserved
-        type: zeros(4)
+        type: zeros(2)
       - id: uses
         type: dictionary_use
         repeat: expr
@@ -1816,11 +1820,24 @@ types:
         type: basis_row
         repeat: expr
         repeat-expr: components
+      - id: scales
+        type: u2
+        repeat: expr
+        repeat-expr: 16
+        if: predicted != 0
+        doc: Bits of bfloat16, of the prediction.
+      - id: prediction
+        type: basis_row
+        repeat: expr
+        repeat-expr: predicted
       - id: books
         type: book
         size: 256
         repeat: expr
         repeat-expr: components
+      - id: source
+        size: 16
+        if: predicted != 0
       - id: excess
         size-eos: true
         valid:

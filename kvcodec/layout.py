@@ -314,7 +314,8 @@ PRODUCT = np.dtype(
         ("uses", "<u2"),
         ("pairs", "<u2"),
         ("budget", "<u2"),
-        ("reserved", "V4"),
+        ("predicted", "<u2"),
+        ("reserved", "V2"),
     ]
 )
 

@@ -24,7 +24,7 @@ COVERED = {
     for name in (
         "attention_store", "bounded", "bounded_product", "bulk_verify", "codecs", "coding", "crash", "damage", "device",
         "dictionary", "durability", "extents", "formats", "golden", "growing", "identity", "layers", "machine",
-        "opening", "product_logs", "promises", "rows", "shapes", "store",
+        "opening", "predicted_logs", "product_logs", "promises", "rows", "shapes", "store",
     )
 }  # fmt: skip
 

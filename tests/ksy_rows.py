@@ -170,7 +170,7 @@ class Rows:
 def read_all(parser, data):
     """Length, and the digests of the rows that layers need, of each sequence: what tests/golden/index.json says."""
     log = parser.from_bytes(data)
-    sequences, kinds, sets = {}, parser.RecordKind, dictionaries(parser, log)
+    sequences, kinds, sets, keys = {}, parser.RecordKind, dictionaries(parser, log), {}  # keys: by sequence
     for record, layers, dtype in records(parser, log):
         header, body, own = record.header, record.body, record.header.fields
         if header.kind == kinds.sequence and header.sequence:
@@ -178,10 +178,12 @@ def read_all(parser, data):
         elif header.kind == kinds.drop:
             sequences[header.sequence].drop(own.first_token, header.lsn)
         elif header.kind == kinds.group:
-            for head, bits in enumerate(spread_group(own, body, dtype, sets)):
+            told = keys.setdefault(header.sequence, {})
+            for head, bits in enumerate(spread_group(own, body, dtype, sets, told)):
                 sequences[header.sequence].insert(header.lsn, own, (own.first_layer, int(own.stream)), head, bits)
         elif header.kind in (kinds.step, kinds.rows):
-            for key, head, bits in spread_step(parser, own, body, layers, dtype, sets):
+            told = keys.setdefault(header.sequence, {})
+            for key, head, bits in spread_step(parser, own, body, layers, dtype, sets, told):
                 sequences[header.sequence].insert(header.lsn, own, key, head, bits)
     out = {}
     for rows in sequences.values():
@@ -194,8 +196,8 @@ def read_all(parser, data):
     return out
 
 
-def spread_group(own, body, dtype, sets):
-    """Rows' bits (tokens, dim) of each head of a GROUP record."""
+def spread_group(own, body, dtype, sets, keys):
+    """Rows' bits (tokens, dim) of each head of a GROUP record. keys: see decode_products."""
     for number, head in enumerate(body.heads):
         if own.codec.name == "raw":
             yield np.array([row.numbers for row in head.rows], np.uint16)
@@ -208,7 +210,9 @@ def spread_group(own, body, dtype, sets):
             yield bits
         elif own.codec.name in ("product", "trellis"):
             codes = sets[own.sparse.basis_hash, own.first_layer, int(own.stream)]
-            yield round_rows(decode_shaped(head.tokens, codes, own.first_token + np.arange(own.tokens)), dtype)
+            positions = own.first_token + np.arange(own.tokens)
+            places = [(own.first_layer, token, own.first_head + number) for token in positions.tolist()]
+            yield round_rows(decode_shaped(head.tokens, codes, positions, places, keys), dtype)
         else:
             yield decode_head(head, range(own.tokens), range(own.head_dim)).astype(dtype).view(np.uint16)
 
@@ -223,13 +227,17 @@ def lay_others(bits, codes, rows, dtype):
             bits[token] = row.raw
 
 
-def spread_step(parser, own, body, layers, dtype, sets):
+def spread_step(parser, own, body, layers, dtype, sets, keys):
     """((layer, stream), head of the part, its rows' bits) of a STEP or ROWS record."""
     if own.is_rows:
         for key, rows in rows_over(parser, own, body, layers):
             positions = own.first_token + np.arange(len(rows)) // own.heads
-            decode = decode_shaped if own.sparse.is_shaped else decode_vectors
-            bits = round_rows(decode(rows, sets[own.sparse.basis_hash, *key], positions), dtype)
+            trained = sets[own.sparse.basis_hash, *key]
+            places = [(key[0], token, own.first_head + n % own.heads) for n, token in enumerate(positions.tolist())]
+            if own.sparse.is_shaped:
+                bits = round_rows(decode_shaped(rows, trained, positions, places, keys), dtype)
+            else:
+                bits = round_rows(decode_vectors(rows, trained, positions), dtype)
             yield from ((key, h, bits[h :: own.heads]) for h in range(own.heads))
         return
     if own.codec.name != "raw":
@@ -280,16 +288,40 @@ def decode_vectors(rows, own, positions):
     return turn_rows(flat, positions, own.steps)
 
 
-def decode_shaped(rows, own, positions):
-    """float32 (rows, dim) of rows by product or trellis codes: scale * (sum of basis rows) + gain * mean, turned."""
+def decode_shaped(rows, own, positions, places, keys):
+    """float32 (rows, dim) of rows by product or trellis codes: scale * (sum of basis rows) + gain * mean, turned.
+
+    places: layer, token and head of each. keys: by these of K product codes, shape and codes; those of K join them, and
+    V that is predicted stands on them.
+    """
     gains, shapes, codes = map(np.array, zip(*map(parse_shaped, rows), strict=True))
-    basis = np.array([row.channels for row in own.basis], np.int64)
-    numbers = numbers_of_books(codes, own) if hasattr(own, "books") else numbers_of_windows(codes, own)
-    sums = np.einsum("nc,cd->nd", numbers, basis)
-    table, levels = ((np.array(x, np.uint32) << 16).view(np.float32) for x in (own.gains, own.shapes))
-    scales = (table[gains] * levels[shapes]).astype(ml_dtypes.bfloat16).astype(np.float32)
-    lean = table[gains][:, None] * np.array(own.mean, np.float32)
-    return turn_rows(sums.astype(np.float32) * scales[:, None] + lean, positions, own.steps)
+    of_books = hasattr(own, "books")
+    numbers = numbers_of_books(codes, own) if of_books else numbers_of_windows(codes, own)
+    table = widen(own.gains)[gains]
+    flat = sum_rows(numbers, own.basis) * round_scales(table, widen(own.shapes)[shapes])
+    flat += table[:, None] * np.array(own.mean, np.float32)
+    if of_books and own.uses[0].stream.name == "k":
+        keys.update(zip(places, zip([own] * len(rows), shapes, codes, strict=True), strict=True))
+    if of_books and own.predicted:
+        sources, of_keys, given = zip(*(keys[place] for place in places), strict=True)
+        factors = round_scales(table, widen(own.scales)[list(of_keys)])
+        flat += sum_rows(numbers_of_books(np.array(given), sources[0]), own.prediction) * factors
+    return turn_rows(flat, positions, own.steps)
+
+
+def sum_rows(numbers, rows):
+    """float32 (n, dim): exact sums of rows, each times a component's number, of numbers (n, components)."""
+    return (numbers @ np.array([row.channels for row in rows], np.int64)).astype(np.float32)
+
+
+def round_scales(gains, scales):
+    """float32 (n, 1): products, rounded to bfloat16."""
+    return (gains * scales).astype(ml_dtypes.bfloat16).astype(np.float32)[:, None]
+
+
+def widen(bits):
+    """float32 of bfloat16 bits."""
+    return (np.array(bits, np.uint32) << 16).view(np.float32)
 
 
 def numbers_of_books(codes, own):

@@ -41,3 +41,11 @@ def rebuild_vector(codes, basis, books, ends, scale, gain, mean):
             total += int(books[i, k]) * basis[i].astype(np.int64)
         begin = end
     return np.array([F(F(F(t) * scale) + F(gain * m)) for t, m in zip(total, mean, strict=True)], F)
+
+
+def rebuild_predicted(own, told, mean):
+    """float32 (d,) of V that is predicted from K. own, told: (codes, basis, books, ends, scale) of V and of K, with the
+    basis of the prediction; mean: times the gain.
+    """
+    out = rebuild_vector(*own, F(1), mean)
+    return np.array([F(a + b) for a, b in zip(out, rebuild_vector(*told, F(0), mean * F(0)), strict=True)], F)

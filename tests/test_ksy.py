@@ -485,6 +485,7 @@ UNSEEN = {  # what takes other records, or a hash
     "book-long", "book-size", "book-count", "book-matrices", "book-missing", "book-gap", "book-changed", "book-head",
     "product-other-groups", "trellis-bits", "trellis-row-bits", "trellis-other-bytes", "trellis-as-product",
     "trellis-rates",
+    "predicted-alone", "predicted-bounded", "predicted-name",
 }  # fmt: skip
 
 

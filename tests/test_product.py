@@ -238,7 +238,8 @@ def test_bytes_hold_all_of_a_product(trained):
         (0, ShapeError),
         (4, ShapeError),
         (11, SpecError),  # a budget
-        (12, UnsupportedVersion),
+        (12, ShapeError),  # components of a prediction
+        (14, UnsupportedVersion),
         (18, SpecError),
         (19, UnsupportedVersion),
     ):

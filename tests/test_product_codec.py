@@ -260,7 +260,9 @@ NAN = np.float32(np.nan)
         (put(4, 0), CorruptRecord, "groups"),
         (put(6, 0), CorruptRecord, "groups"),
         (put(8, 0xFFFF), CorruptRecord, "bytes, want"),
-        (put(15, 1, "u1"), UnsupportedVersion, "reserved"),
+        (put(14, 1), UnsupportedVersion, "reserved"),
+        (put(12, 1), CorruptRecord, "bytes, want"),
+        (put(12, 513), CorruptRecord, "predicted from 513"),
     ],
 )
 def test_hostile_product_codes_of_right_checksums(tmp_path, change, error, said):
@@ -323,7 +325,7 @@ def test_info_shows_them(tmp_path):
     told = json.loads(invoke("info", tmp_path / "m.kvdict", "--json").stdout)
     assert told["products"][0] == {
         "uses": [{"layer": 0, "stream": "k"}], "bytes": 5, "groups": 3, "components": 6, "channels": 8,
-        "before_rotation": True, "budget": None, "error": 0.25,
+        "before_rotation": True, "predicted": False, "budget": None, "error": 0.25,
     }  # fmt: skip
     assert told["products"][1]["error"] is None
     assert len(told["dictionaries"]) == 1

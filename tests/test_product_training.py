@@ -135,7 +135,7 @@ def test_codes_of_each_stream_and_what_is_said_of_them(dumps, tmp_path):
     assert (report.tokens, report.held_out, report.units) == (2 * 356, 80, ())
     assert (report.hash, report.nbytes) == (own.hash.hex(), own.nbytes)
     told = found.information
-    assert told["settings"] == {"codec": "pq", "budget": 6, "sample": 700, "context": None, "seed": 0}
+    assert told["settings"] == {"codec": "pq", "budget": 6, "sample": 700, "context": None, "seed": 0, "predict": False}
     assert [dump["trained"] for dump in told["dumps"]] == [356, 356]
     entry = told["products"][1]
     assert (entry["layers"], entry["streams"], entry["bytes"], entry["bits_a_number"]) == ([0], ["v"], 6, 4.0)

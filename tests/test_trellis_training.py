@@ -35,7 +35,14 @@ def test_codes_of_each_stream_and_what_is_said_of_them(dumps, tmp_path):
     assert 5.5 <= report.bytes_a_vector <= 6
     assert own.trellises[2].code_bytes > own.trellises[0].code_bytes  # gradients of layer 1 are 41 times layer 0's
     told = found.information
-    assert told["settings"] == {"codec": "tcq", "budget": 6, "sample": 700, "context": None, "seed": 0}
+    assert told["settings"] == {
+        "codec": "tcq",
+        "budget": 6,
+        "sample": 700,
+        "context": None,
+        "seed": 0,
+        "predict": False,
+    }
     entry, one = told["trellises"][1], own.trellises[1]
     assert (entry["layers"], entry["bytes"], entry["bits"]) == ([0], one.code_bytes + 2, one.bits)
     assert report.as_dict()["trellises"][1] == {"name": "layer 0 V", **entry}

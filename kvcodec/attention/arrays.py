@@ -20,6 +20,7 @@ from kvcodec.attention.tiers import Tiered, prepare, take_tiers
 from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
 from kvcodec.codecs.codec import take_body, take_out
+from kvcodec.codecs.product import Product
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, CodecId, StreamId, align
 
@@ -163,6 +164,8 @@ def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Span
     Raises ShapeError if the records are not those of as many tokens and heads, SpecError, CorruptRecord.
     """
     dictionary = getattr(encoded, "dictionary", None)
+    if isinstance(dictionary, Product) and dictionary.prediction is not None:
+        raise SpecError("attention does not read V that is predicted from the codes of its K yet")
     codec = codec_for(encoded.spec, encoded.stream, dictionary)
     kept.append(dictionary)
     split = len(encoded.full) * codec.token_group

@@ -18,11 +18,15 @@ from kvcodec.bulk.selection import DumpPart
 from kvcodec.bulk.sources import is_log
 from kvcodec.codecs import Codec, codec_for
 from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.predicted_rows import GivenRows
+from kvcodec.codecs.product import Product
+from kvcodec.codecs.product_rows import ProductRows
 from kvcodec.dumps import open_dump
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
 from kvcodec.store.index import SequenceIndex
+from kvcodec.store.model import Model, Stream
 from kvcodec.store.opening import load_dictionary, open_store
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
@@ -183,6 +187,23 @@ def _codecs_of(index: SequenceIndex) -> dict[str, str]:
     return {stream: " ".join(specs) for stream, specs in found.items()}
 
 
+def _blocks(dump: DumpPart, model: Model, layer: int, shape: Stream) -> Iterator[tuple[int, NDArray[np.uint16]]]:
+    """All rows of a stream, 64 tokens at a time, each time with the number of the first."""
+    for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
+        end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
+        yield first, take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)
+
+
+def _code_keys(dump: DumpPart, model: Model, layer: int, own: DictionarySet, spec: CodecSpec) -> GivenRows:
+    """The coded K that V is predicted from. A set that predicts V has the product codes of its K."""
+    product = own.find_product(layer, StreamId.K)
+    assert product is not None
+    coder = ProductRows(spec, product)
+    shape = next(shape for shape in model.layers[layer].streams if shape.id == StreamId.K)
+    parts = [coder.at(at).encode(rows, model.dtype_id) for at, rows in _blocks(dump, model, layer, shape)]
+    return GivenRows(product, np.concatenate(parts))
+
+
 def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSpec, tell: Progress) -> TextDrift:
     model = dump_model(dump)
     curves = {stream.name.lower(): Curve() for stream in dump.streams}
@@ -194,11 +215,11 @@ def _drift_of_dump(path: Path, dump: DumpPart, own: DictionarySet, spec: CodecSp
             trained = own.find_for(spec, layer, shape.id)
             if trained is None:
                 continue
-            codec = codec_for(spec, shape.id, trained)
-            for first in range(0, dump.tokens, CHANNEL_LANE_TOKENS):
-                end = min(first + CHANNEL_LANE_TOKENS, dump.tokens)
-                rows = take_rows(dump.rows(layer, StreamId(shape.id), first, end), model, layer, shape, first)
-                curves[shape.name].add(first, end - first, _errors_of(codec.at(first), rows, model.dtype_id))
+            predicted = isinstance(trained, Product) and trained.prediction is not None
+            keys = _code_keys(dump, model, layer, own, spec) if predicted else None
+            codec = codec_for(spec, shape.id, trained, keys)
+            for first, rows in _blocks(dump, model, layer, shape):
+                curves[shape.name].add(first, len(rows), _errors_of(codec.at(first), rows, model.dtype_id))
         tell(done + 1, len(layers))
     specs = {name: str(spec) for name, curve in curves.items() if curve.spans}
     return TextDrift(str(path), dump.tokens, specs, {n: c for n, c in curves.items() if c.spans})

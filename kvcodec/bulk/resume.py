@@ -23,11 +23,12 @@ from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import ask
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
+from kvcodec.store.given import CodedKeys, keys_for
 from kvcodec.store.headers import read_spec
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Model
 from kvcodec.store.opening import load_dictionary
-from kvcodec.store.reading import read_extent
+from kvcodec.store.reading import read_extent, take_given
 from kvcodec.store.rows import take_rows
 from kvcodec.store.store import Store
 
@@ -79,13 +80,20 @@ def _holds(store: Store, index: SequenceIndex, key: Key, extent: Extent, source:
     first, tokens = extent.coded.first, extent.coded.tokens
     bits = take_rows(source.rows(layer, id_, first, first + tokens), index.model, layer, stream, first)
     codecs = StreamCodecs(store.index.dictionaries, layer, stream, index.model.dtype_id)
-    held = read_extent(store.log, extent, codecs, as_float32=False)
+    keys = keys_for(store.log, store.index.dictionaries, index, key)
+    held = read_extent(store.log, extent, codecs, keys, as_float32=False)
     policy = index.info.policy.at(layer, id_).spec
-    return bool(np.array_equal(held, _recode(store, extent, codecs, bits, policy)))
+    own = slice(extent.first - first, extent.end - first)
+    return bool(np.array_equal(held[own], _recode(store, extent, codecs, keys, bits, policy)[own]))
 
 
 def _recode(
-    store: Store, extent: Extent, codecs: StreamCodecs, bits: NDArray[np.uint16], policy: CodecSpec
+    store: Store,
+    extent: Extent,
+    codecs: StreamCodecs,
+    keys: CodedKeys | None,
+    bits: NDArray[np.uint16],
+    policy: CodecSpec,
 ) -> NDArray[np.uint16]:
     """The rows that the record's codec makes of `bits`."""
     coded, dtype, dim = extent.coded, codecs.dtype, codecs.stream.dim
@@ -97,12 +105,12 @@ def _recode(
             if spec.sparse is not None:  # how many atoms it has was chosen for its rows, and its set may have grown
                 whole = policy.bound_to(spec.sparse.size, spec.sparse.basis)
             return cast("BoundedCodec", codecs.codec(whole).at(coded.first)).recode(bits, dtype)
-        codec = codecs.codec(spec).at(coded.first)
+        codec = codecs.codec(spec, take_given(extent, spec, codecs, keys)).at(coded.first)
         body = codec.encode(bits, dtype, coded.tokens).body[0]
         return codec.decode(body, coded.tokens, dim, dtype, as_float32=False)
     if coded.step.codec == CodecId.RAW:
         return bits
-    rows = codecs.rows(coded.step).at(coded.first)
+    rows = codecs.rows(coded.step, take_given(extent, coded.step, codecs, keys)).at(coded.first)
     return rows.decode(rows.encode(bits, dtype), dim, dtype, as_float32=False)
 
 

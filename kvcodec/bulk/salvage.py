@@ -12,6 +12,7 @@ from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.errors import FormatError, MissingDictionary
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
+from kvcodec.store.given import keys_for
 from kvcodec.store.index import LogIndex, SequenceIndex
 from kvcodec.store.reading import read_extent
 
@@ -39,6 +40,7 @@ def find_lost_tokens(
     for n, ((layer, id_), extents) in enumerate(index.maps.items()):
         stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
         codecs = StreamCodecs(whole.dictionaries, layer, stream, index.model.dtype_id)
+        keys = keys_for(whole.log, whole.dictionaries, index, (layer, id_))
         held = position = index.model.layers[layer].held(end)
         for extent in [*extents.covering(held, end), None]:
             first = end if extent is None else extent.first
@@ -48,7 +50,8 @@ def find_lost_tokens(
                 break
             position = min(extent.end, end)
             try:
-                read_extent(whole.log, extent, codecs, as_float32=False)
+                own = extent._replace(first=max(extent.first, held), end=position)
+                read_extent(whole.log, own, codecs, keys, as_float32=False)
             except MissingDictionary:
                 raise
             except FormatError as error:

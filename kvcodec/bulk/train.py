@@ -47,6 +47,7 @@ def train_dumps(
     budget: float | None = None,
     sample: int | None = None,
     context: int | None = None,
+    predict: bool = False,
     held_out: float | FilePath | Sequence[FilePath] = HELD_OUT,
     sinks: int = 4,
     seed: int = 0,
@@ -77,7 +78,8 @@ def train_dumps(
     budget: of pq and tcq, bytes of a vector (32, 98): with the metric "gradient" on average over all streams, else of
     each.
     context: for that average, tokens of a text: a layer counts by those that it holds then, no more than its sliding
-    window. sample: of pq and tcq, vectors of a stream that are looked at, most.
+    window. sample: of pq and tcq, vectors of a stream that are looked at, most. predict: of codec pq, predict V from
+    the codes of the K of its token, and code the rest.
     held_out: the share of each dump's tokens, at its end, that errors are measured on, or dumps for that. sinks: first
     tokens of each dump that are left out. seed: of all that is drawn by lot.
     mapping, kv_heads, head_dim: as open_dump takes them. threads: dictionaries that are trained at once, as many as
@@ -103,7 +105,7 @@ def train_dumps(
     options = TrainOptions(wanted or PAIRS[0], layers, share, rope, rope_base, metric, ridge, fraction, sinks, codec)
     settings = _take_settings(
         options, seed, {"atoms": atoms, "sparsity": sparsity, "epochs": epochs, "mean": mean},
-        {"budget": budget, "sample": sample, "context": context}, time=time, resume=resume,
+        {"budget": budget, "sample": sample, "context": context, "predict": predict or None}, time=time, resume=resume,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         opened, opened_held = (

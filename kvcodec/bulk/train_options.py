@@ -84,7 +84,7 @@ class TrainOptions:
 class ProductSettings:
     """budget: bytes of a vector, on average over all that a model holds. sample: vectors of a stream that are looked
     at, most. context: tokens of a text that codes are for, None if layers are to count alike. seed: of all that is
-    drawn by lot. codec: pq or tcq. Raises SpecError.
+    drawn by lot. codec: pq or tcq. predict: of pq, V from the codes of K. Raises SpecError.
     """
 
     budget: float = DEFAULT_BUDGETS["pq"]
@@ -92,11 +92,14 @@ class ProductSettings:
     context: int | None = None
     seed: int = 0
     codec: str = "pq"
+    predict: bool = False
 
     def __post_init__(self) -> None:
         least, most = (bytes_[self.codec] + SIDE_BYTES for bytes_ in _BUDGETS)
         if not least <= self.budget <= most:
             raise SpecError(f"budget is {self.budget:g} bytes of a vector, want {least} to {most}")
+        if self.predict and self.codec != "pq":
+            raise SpecError("predict is for codec pq")
         for name, low in (("sample", LEAST_SAMPLE), ("context", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and not low <= value < 1 << 63:

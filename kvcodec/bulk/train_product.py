@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,7 +29,8 @@ from kvcodec.dictionary.artefact import Artefact, write_artefact
 from kvcodec.dictionary.products import Stream, TrainedProduct, train_products
 from kvcodec.dumps.dump import Dump
 from kvcodec.dumps.queries import read_window
-from kvcodec.errors import DumpError
+from kvcodec.errors import DumpError, ShapeError, SpecError
+from kvcodec.layout import StreamId
 
 
 class ProductJob:
@@ -55,6 +57,8 @@ class ProductJob:
         self._about = describe_training(dumps, self._split, held, options, settings.as_dict(), self._units)
         metrics = find_metrics(dumps, self._units, options)
         self._streams = [self._stream(unit, metric) for unit, metric in zip(self._units, metrics, strict=True)]
+        if settings.predict:
+            self._streams = predict_values(self._streams)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._shares = dict.fromkeys(range(len(self._units)), 0.0)  # of each unit's work, what is done
 
@@ -115,6 +119,25 @@ class ProductJob:
     def _tell(self, line: str) -> None:
         with self._lock:
             self._tell_line(line)
+
+
+def predict_values(streams: Sequence[Stream]) -> list[Stream]:
+    """Streams of which those of V are predicted from that of the K of their layers. Raises SpecError, ShapeError."""
+    numbers = {own.uses: n for n, own in enumerate(streams)}
+    found = []
+    for own in streams:
+        if all(stream == StreamId.V for _, stream in own.uses):
+            source = numbers.get(tuple((layer, StreamId.K) for layer, _ in own.uses))
+            if source is None:
+                break
+            keys = streams[source].training
+            if list(keys.counts) != list(own.training.counts):
+                raise ShapeError("predict: K and V have not as many heads")
+            own = replace(own, source=source)
+        found.append(own)
+    if len(found) < len(streams) or all(own.source is None for own in found):
+        raise SpecError("predict: V is predicted from the K of its layer; want streams k,v, and share none or layers")
+    return found
 
 
 def _describe(one: TrainedProduct) -> dict[str, Any]:

@@ -153,10 +153,11 @@ def _try(dump: Dump, coder: Coder, layers: Sequence[int], sinks: int, tell: Call
     for n, layer in enumerate(layers):
         queries = dump.queries(layer)
         kept: list[NDArray[Any]] = []
+        widest = max(heads * dim for _, heads, dim in (dump.shape(layer, stream) for stream in STREAMS))
         for stream in STREAMS:
-            _, heads, dim = dump.shape(layer, stream)
+            heads = dump.shape(layer, stream)[1]
             parts = [dump.rows(layer, stream, 0, sinks).astype(np.float32)]
-            for start, stop in token_chunks(dump.tokens - sinks, _WORK * 2 * heads * dim):
+            for start, stop in token_chunks(dump.tokens - sinks, _WORK * 2 * widest):
                 rows = dump.rows(layer, stream, sinks + start, sinks + stop)
                 coded = coder.code(rows, layer, stream, sinks + start)
                 errors[stream].add(rows.reshape(-1, 1, 1), coded.rows.reshape(-1, 1, 1))

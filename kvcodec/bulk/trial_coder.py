@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.codecs import codec_for, decode_array, encode_array
+from kvcodec.codecs.array import EncodedArray
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.vectors import widen
 from kvcodec.dictionary import baseline
 from kvcodec.errors import ShapeError, SpecError
@@ -45,7 +47,9 @@ class Coder(Protocol):
         ...
 
     def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
-        """Rows (tokens, heads, dim) of bfloat16, float16 or float32 from token `first` on. Raises NonFiniteError."""
+        """Rows (tokens, heads, dim) of bfloat16, float16 or float32 from token `first` on, those of a layer's K before
+        the same ones of its V. Raises NonFiniteError.
+        """
         ...
 
 
@@ -70,6 +74,7 @@ class SpecCoder:
     def __init__(self, spec: str, own: DictionarySet | None = None, atoms: str = "", pursuit: str = "") -> None:
         self._spec, self._own = CodecSpec.parse(spec), own
         self.codec, self.atoms, self.pursuit = spec, atoms, pursuit
+        self._keys: dict[tuple[int, int], EncodedArray] = {}  # of one layer, by that and by first tokens
 
     def check(self, layer: int, *dims: int) -> None:
         """See `Coder`."""
@@ -97,11 +102,19 @@ class SpecCoder:
     def code(self, rows: NDArray[Any], layer: int, stream: StreamId, first: int) -> TrialRows:
         """See `Coder`."""
         dictionary = self.dictionary(layer, stream, rows.shape[2])
+        given = self._take_keys(dictionary, layer, first)
         if self._spec.bounded:
             codec = codec_for(self._spec, stream, dictionary).at(first)
             return _code_bounded(cast("BoundedCodec", codec), rows)
-        coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary, first=first)
+        coded = encode_array(rows, self._spec, stream=stream, dictionary=dictionary, first=first, given=given)
+        if stream == StreamId.K and coded.spec.product is not None:
+            self._keys = {at: keys for at, keys in self._keys.items() if at[0] == layer} | {(layer, first): coded}
         return TrialRows(decode_array(coded).astype(np.float32), coded.nbytes)
+
+    def _take_keys(self, trained: Trained | None, layer: int, first: int) -> EncodedArray | None:
+        """The coded K that V is predicted from, if it is."""
+        predicted = isinstance(trained, Product) and trained.prediction is not None
+        return self._keys.pop((layer, first), None) if predicted else None
 
 
 class CodebookCoder(SpecCoder):

@@ -98,11 +98,12 @@ def _shaped_title(kind: str, told: Sequence[dict[str, Any]]) -> str:
 
 def _shaped_cells(own: dict[str, Any]) -> tuple[str, ...]:
     error = "-" if own["error"] is None else number(own["error"], ".4f")
-    return str(own["components"]), str(own["channels"]), "before rotation" * own["before_rotation"], error
+    special = "before rotation" * own["before_rotation"] + "from k" * own.get("predicted", False)
+    return str(own["components"]), str(own["channels"]), special, error
 
 
 def _product_as_dict(one: Product, error: float | None) -> dict[str, Any]:
-    return _shaped_as_dict(one, error) | {"groups": one.groups}
+    return _shaped_as_dict(one, error) | {"groups": one.groups, "predicted": one.prediction is not None}
 
 
 def _trellis_as_dict(one: Trellis, error: float | None) -> dict[str, Any]:

@@ -68,6 +68,9 @@ def command(
         int | None,
         typer.Option(help="Of pq, tcq: tokens of a text, by which layers count in the budget. [default: alike]"),
     ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Of pq: predict V from the codes of K, and code what is left.")
+    ] = False,
     held_out: Annotated[
         list[str] | None,
         typer.Option(help="Share of each dump, at its end, to measure errors on, or a dump for that. [default: 0.1]"),
@@ -97,7 +100,7 @@ def command(
         report = train_dumps(
             dumps, out, codec=codec, atoms=atoms, sparsity=sparsity, streams=streams, layers=layers, share=share,
             time=time, epochs=epochs, rope=rope, rope_base=rope_base, mean=mean, metric=metric, ridge=ridge,
-            budget=budget, sample=sample, context=context,
+            budget=budget, sample=sample, context=context, predict=predict,
             held_out=_held_out(held_out), sinks=sinks, seed=seed, mapping=mapping or (), kv_heads=heads,
             head_dim=head_dim, overwrite=force, resume=resume, threads=threads, progress=progress,
             tell=_tell if not silent and sys.stderr.isatty() else None,

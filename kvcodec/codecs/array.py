@@ -17,6 +17,7 @@ from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.codec import Trained
+    from kvcodec.codecs.predicted_rows import GivenRows
 
 MAX_POSITION = 1 << 48
 _DTYPES: dict[DtypeId, np.dtype[Any]] = {
@@ -28,7 +29,8 @@ _DTYPES: dict[DtypeId, np.dtype[Any]] = {
 @dataclass(frozen=True, eq=False)
 class EncodedArray:
     """Coded rows of one stream: tokens (int) x heads x dim. dictionary: of the codecs `dict`, `pq` and `tcq`. first:
-    position of the first token, which matters for keys that are coded as they were before their rotary embedding.
+    position of the first token, which matters for keys that are coded as they were before their rotary embedding, and
+    for V that is predicted from K. given: for that, the coded K.
 
     full: uint8 (records, heads, head bytes), records of the codec's token_group; tail: uint8 (0 or 1, heads, head
     bytes), the shorter record of the rest. errors: uint16 (records, heads), Q15 relative error of each.
@@ -45,6 +47,7 @@ class EncodedArray:
     errors: NDArray[np.uint16]
     dictionary: Trained | None = None
     first: int = 0
+    given: EncodedArray | None = None
 
     @property
     def nbytes(self) -> int:
@@ -66,24 +69,25 @@ def encode_array(
     dictionary: Trained | None = None,
     pursuit: str | Pursuit | None = None,
     first: int = 0,
+    given: EncodedArray | None = None,
 ) -> EncodedArray:
     """Code x (tokens, heads, dim) of bfloat16, float16 or float32, with a `dict` spec over a dictionary, with `pq`
     or `tcq` by product or trellis codes.
 
     dtype: the 16-bit dtype that float32 is first rounded to, bfloat16 unless given; of 16-bit arrays their own.
     pursuit: omp, ormp or mp, how atoms are chosen, the dictionary's unless given. first: position of the first row,
-    where keys are coded as they were before their rotary embedding.
+    where keys are coded as they were before their rotary embedding. given: where V is predicted from the codes of K,
+    the encoded K of these tokens, or of more of them, and of as many heads.
     Raises DtypeError, ShapeError, SpecError; NonFiniteError for a NaN, an Inf, or a float32 beyond dtype.
 
     >>> encode_array(np.zeros((64, 8, 128), np.float16), "int4/channel/g64").nbytes
     36864
     """
     stream = _take_stream(stream)
-    if not isinstance(first, int | np.integer) or not 0 <= first < MAX_POSITION:
-        raise SpecError(f"first is {first!r}, want the position of the first row, a whole number below 2**48")
+    _check_first(first)
     if pursuit is not None:
         dictionary = _with_pursuit(dictionary, Pursuit.parse(pursuit))
-    codec = codec_for(spec, stream, dictionary)
+    codec = codec_for(spec, stream, dictionary, _take_given(given))
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"x: type is {type(x).__name__}, want a numpy array")
     if x.ndim != 3 or not x.shape[1] or not x.shape[2]:
@@ -97,8 +101,21 @@ def encode_array(
     rest = codec.at(first + split).encode(rows[split:], dtype_id, tokens - split or 1, alike=True)
     errors = np.concatenate([full.errors, rest.errors])
     return EncodedArray(
-        codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary, first
+        codec.spec, stream, dtype_id, tokens, heads, dim, full.body, rest.body, errors, dictionary, first, given
     )
+
+
+def _check_first(first: int) -> None:
+    if not isinstance(first, int | np.integer) or not 0 <= first < MAX_POSITION:
+        raise SpecError(f"first is {first!r}, want the position of the first row, a whole number below 2**48")
+
+
+def _take_given(given: EncodedArray | None) -> GivenRows | None:
+    from kvcodec.codecs.given import given_rows
+
+    if given is not None and not isinstance(given, EncodedArray):
+        raise DtypeError(f"given: type is {type(given).__name__}, want an EncodedArray of K")
+    return None if given is None else given_rows(given)
 
 
 def _with_pursuit(trained: Trained | None, pursuit: Pursuit) -> Trained | None:
@@ -126,7 +143,7 @@ def decode_array(
     if wanted not in (model_dtype, np.float32):
         raise DtypeError(f"dtype is {wanted}, want {model_dtype} or float32")
     chosen = _take_tokens(tokens, encoded.tokens)
-    codec = codec_for(encoded.spec, encoded.stream, encoded.dictionary)
+    codec = codec_for(encoded.spec, encoded.stream, encoded.dictionary, _take_given(encoded.given))
     out = take_out(out, (len(chosen), encoded.heads, encoded.dim), wanted)
     if np.may_share_memory(out, encoded.full) or np.may_share_memory(out, encoded.tail):
         raise ShapeError("out: shares memory with what is to be decoded")

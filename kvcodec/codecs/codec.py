@@ -16,6 +16,7 @@ from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.predicted_rows import GivenRows
     from kvcodec.codecs.product import Product
     from kvcodec.codecs.trellis import Trellis
 
@@ -90,13 +91,17 @@ class Codec(Protocol):
         ...
 
 
-def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None = None) -> Codec:
-    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary, `pq` and `tcq` codes of their own.
-    Raises SpecError.
+def codec_for(
+    spec: CodecSpec | str, stream: StreamId, trained: Trained | None = None, given: GivenRows | None = None
+) -> Codec:
+    """The codec of a spec, or of its text, for a stream; `dict` takes a dictionary, `pq` and `tcq` codes of their own,
+    and product codes that predict V from the codes of K also those. Raises SpecError.
     """
     spec = CodecSpec.parse(spec)
     if spec.is_trained:
-        return _trained_codec(spec, stream, trained)
+        return _trained_codec(spec, stream, trained, given)
+    if given is not None:
+        raise SpecError(f"{spec}: codes of K are given, from which it predicts nothing")
     if spec.codec == CodecId.RAW:
         from kvcodec.codecs.raw import RawCodec
 
@@ -106,10 +111,11 @@ def codec_for(spec: CodecSpec | str, stream: StreamId, trained: Trained | None =
     return GroupedCodec(spec, stream)
 
 
-def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -> Codec:
+def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None, given: GivenRows | None = None) -> Codec:
     from kvcodec.codecs.bounded_shaped import BoundedProduct, BoundedTrellis
     from kvcodec.codecs.bounded_sparse import BoundedSparse
     from kvcodec.codecs.dictionary import Dictionary
+    from kvcodec.codecs.predicted_rows import PredictedCodec
     from kvcodec.codecs.product import Product
     from kvcodec.codecs.product_rows import ProductCodec
     from kvcodec.codecs.sparse import SparseCodec
@@ -121,6 +127,8 @@ def _trained_codec(spec: CodecSpec, stream: StreamId, trained: Trained | None) -
     if spec.sparse is not None and isinstance(trained, Dictionary):
         return (BoundedSparse if spec.bounded else SparseCodec)(spec, trained)
     if spec.product is not None and isinstance(trained, Product):
+        if given is not None:
+            return PredictedCodec(spec, trained, given)
         return (BoundedProduct if spec.bounded else ProductCodec)(spec, trained)
     if spec.trellis is not None and isinstance(trained, Trellis):
         return (BoundedTrellis if spec.bounded else TrellisCodec)(spec, trained)

@@ -187,6 +187,17 @@ class DictionarySet:
         count = len(self.dictionaries) + len(self.shaped)
         if not uses or len(set(uses)) != len(uses) or count >= 1 << 16:
             raise SpecError("a set has one or more dictionaries or other codes, and no stream two of them")
+        self._check_predictions()
+
+    def _check_predictions(self) -> None:
+        """What V is predicted from is in the set, for the K of each of its layers."""
+        for own in self.products:
+            if own.prediction is None:
+                continue
+            for layer, _ in own.uses:
+                source = self.find_product(layer, StreamId.K)
+                if source is None or not own.prediction.is_from(source):
+                    raise SpecError(f"layer {layer} V is predicted from codes of K that are not in the set")
 
     @property
     def shaped(self) -> tuple[Product | Trellis, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.product import Product, ProductCodes
+from kvcodec.codecs.prediction import GivenCodes
+from kvcodec.codecs.product import MISSING, UNASKED, Product, ProductCodes
 from kvcodec.codecs.shaped import ShapedCodec, ShapedRows
 from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.errors import SpecError
@@ -18,6 +19,7 @@ class ProductRows(ShapedRows):
     """Vectors in product codes, one by one. See `RowCodec`, and VectorRows for what a reader gets."""
 
     trained_as = "product codes"
+    predicted: ClassVar[bool] = False  # from codes of another stream
 
     def __init__(self, spec: CodecSpec, product: Product, first: int = 0) -> None:
         if spec.product is None:
@@ -25,6 +27,10 @@ class ProductRows(ShapedRows):
         if spec.product.size not in (0, product.groups):
             raise SpecError(f"{spec} has {spec.product.size} groups, its product codes {product.groups}")
         spec.product.check_budget(product.budget)
+        if product.prediction is not None and spec.bounded:
+            raise SpecError(f"{spec}: V that is predicted from the codes of its K has no bound on errors")
+        if (product.prediction is not None) != self.predicted:
+            raise SpecError(UNASKED if self.predicted else MISSING)
         self.product = product
         super().__init__(spec.bound_to(product.groups, spec.product.basis), product, first)
 
@@ -39,13 +45,18 @@ class ProductRows(ShapedRows):
 
     def code_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.uint8]:
         """See VectorRows."""
-        coded = self.product.code(vectors)
+        coded = self.product.code(vectors, self.codes_for(len(vectors)))
         return np.concatenate([coded.gains[:, None], coded.shapes[:, None], coded.codes], axis=1)
 
     def rebuild_vectors(self, coded: NDArray[np.uint8]) -> NDArray[np.float32]:
         """See VectorRows."""
         self.check_rows(coded)
-        return self.product.rebuild(ProductCodes(coded[:, SIDE_BYTES:], coded[:, 0], coded[:, 1]))
+        own = ProductCodes(coded[:, SIDE_BYTES:], coded[:, 0], coded[:, 1])
+        return self.product.rebuild(own, self.codes_for(len(coded)))
+
+    def codes_for(self, vectors: int) -> GivenCodes | None:  # noqa: ARG002
+        """Codes of another stream that so many vectors stand on: none."""
+        return None
 
 
 class ProductCodec(ShapedCodec):

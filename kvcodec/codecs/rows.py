@@ -19,6 +19,7 @@ from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.codec import Trained
+    from kvcodec.codecs.predicted_rows import GivenRows
 
 UNKNOWN_ERROR = 0xFFFF  # the originals are gone when rows are laid
 _WORD = 4  # bytes of one lane in a tile row
@@ -62,29 +63,32 @@ class RowCodec(Protocol):
         ...
 
 
-def row_codec_for(spec: CodecSpec, stream: StreamId, trained: Trained | None = None) -> RowCodec:
-    """The codec of rows one by one. Raises SpecError for a codec without one scale a token."""
+def row_codec_for(
+    spec: CodecSpec, stream: StreamId, trained: Trained | None = None, given: GivenRows | None = None
+) -> RowCodec:
+    """The codec of rows one by one; given: as codec_for takes it. SpecError for a codec without one scale a token."""
     if not spec.is_trained:
         return GroupedRows(spec, stream)
     if not codes_rows(spec):
         raise SpecError(f"{spec} does not code rows one by one: some of them are kept otherwise")
     if trained is not None:
         check_turned(trained, stream)
-    return _trained_rows(spec, trained)
+    return _trained_rows(spec, trained, given)
 
 
-def _trained_rows(spec: CodecSpec, trained: Trained | None) -> RowCodec:
+def _trained_rows(spec: CodecSpec, trained: Trained | None, given: GivenRows | None) -> RowCodec:
     from kvcodec.codecs.dictionary import Dictionary
     from kvcodec.codecs.sparse import SparseRows
 
     if spec.sparse is not None and isinstance(trained, Dictionary):
         return SparseRows(spec, trained)
     if spec.product is not None:
+        from kvcodec.codecs.predicted_rows import PredictedRows
         from kvcodec.codecs.product import Product
         from kvcodec.codecs.product_rows import ProductRows
 
         if isinstance(trained, Product):
-            return ProductRows(spec, trained)
+            return ProductRows(spec, trained) if given is None else PredictedRows(spec, trained, given)
     if spec.trellis is not None:
         from kvcodec.codecs.trellis import Trellis
         from kvcodec.codecs.trellis_rows import TrellisRows

@@ -25,8 +25,9 @@ from kvcodec.shaped_spec import BUDGET_STEPS, MAX_BUDGET, round_budget
 
 MAX_COMPONENTS = 512  # sums of so many products of int16 and int8 fit an int32
 MIDDLE_SHAPE = 8  # of vectors as large as most
+_TOO_LARGE = "basis, gains, shapes or mean too large: vectors that no float32 holds"
 _SUM = 2.0**31  # more than such a sum
-_GREATEST = 2.0**125  # of a part of a component: sums of two, turned, are finite
+_GREATEST = 2.0**125  # of a part of a component: sums of two, turned, are finite, and of three, which never turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +71,19 @@ class Transformed(ABC):
             raise ShapeError("shapes: want 16 positive ones")
         if self.mean.shape != (dim,) or not np.isfinite(self.mean).all():
             raise ShapeError(f"mean: {self.mean.shape}, want ({dim},) finite numbers")
-        largest = float(gains[-1]) * max(float(shapes.max()) * _SUM, float(np.abs(self.mean).max()))
-        if largest > _GREATEST or self.basis.min() < -32767:
-            raise ShapeError("basis, gains, shapes or mean too large: vectors that no float32 holds")
+        self.check_scales(shapes)
+        if float(gains[-1]) * float(np.abs(self.mean).max()) > _GREATEST or self.basis.min() < -32767:
+            raise ShapeError(_TOO_LARGE)
         if not 0 <= self.budget <= MAX_BUDGET or round_budget(self.budget) != self.budget:
             raise SpecError(f"budget: {self.budget:g} bytes, want a multiple of 1/{BUDGET_STEPS} up to {MAX_BUDGET}")
         if not self.uses or len(set(self.uses)) != len(self.uses):
             raise SpecError(f"{name} are for one or more streams, each named once")
         check_rotation(self.rotation, dim, self.uses)
+
+    def check_scales(self, scales: NDArray[np.float32]) -> None:
+        """Raises ShapeError for scales of sums that no float32 holds once they are multiplied by a gain."""
+        if float(self.gain_table[-1]) * float(scales.max()) * _SUM > _GREATEST:
+            raise ShapeError(_TOO_LARGE)
 
     @property
     def dim(self) -> int:
@@ -106,8 +112,13 @@ class Transformed(ABC):
     @cached_property
     def scale_table(self) -> NDArray[np.float32]:
         """float32 (256, 16): gain times shape, rounded to bfloat16."""
-        exact = np.multiply.outer(self.gain_table, self.shape_table)
-        return np.asarray(exact.astype(ml_dtypes.bfloat16).astype(np.float32))
+        return multiply_gains(self.gain_table, self.shape_table)
+
+
+def multiply_gains(gains: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 (256, 16): products of all with all, rounded to bfloat16."""
+    exact = np.multiply.outer(gains, scales)
+    return np.asarray(exact.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 class Analyzed(NamedTuple):
@@ -143,10 +154,19 @@ class Analyzer:
         vectors, exponents = normalize_rows(rows)
         lengths = np.sqrt(np.add.reduce((vectors * vectors).T, axis=0))
         units = np.divide(vectors, lengths[:, None], out=np.zeros_like(vectors), where=lengths[:, None] > 0)
-        products = np.empty((len(rows), self._tiles.shape[0] * self._tiles.shape[2]), np.float32)
-        project(units, self._tiles, products)
+        products = self._multiply(units)
         y = np.ascontiguousarray(products[:, : self._count] - self.mean)
         return Analyzed(y, np.ascontiguousarray(products[:, self._count]), lengths, exponents)
+
+    def project(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 (n, components): of vectors (n, d), the mean being part of them."""
+        return np.ascontiguousarray(self._multiply(vectors)[:, : self._count])
+
+    def _multiply(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Products of vectors (n, d) with the rows of the analysis, and padding behind them."""
+        products = np.empty((len(vectors), self._tiles.shape[0] * self._tiles.shape[2]), np.float32)
+        project(vectors, self._tiles, products)
+        return products
 
     def code_gains(self, gains: NDArray[np.float32], own: Analyzed) -> NDArray[np.int64]:
         """Numbers of the gains that are nearest to those of scaled vectors; 0 of zeros."""

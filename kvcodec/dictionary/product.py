@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.product import Product
+from kvcodec.codecs.prediction import GivenCodes, Prediction
+from kvcodec.codecs.product import Product, ProductCodes
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.transform import MIDDLE_SHAPE, Analysis
 from kvcodec.codecs.uses import Use
@@ -35,6 +36,7 @@ class _Plan(NamedTuple):
     gains: NDArray[np.uint16]
     uses: tuple[Use, ...]
     rotation: Rotation | None
+    prediction: Prediction | None
 
 
 def fit_product(
@@ -44,21 +46,24 @@ def fit_product(
     uses: tuple[Use, ...],
     *,
     rotation: Rotation | None = None,
+    prediction: Prediction | None = None,
+    given: GivenCodes | None = None,
     seed: int = 0,
     step: Callable[[float], None] = lambda _share: None,
 ) -> Product:
     """Product codes of `groups` codes for vectors like those of the sample (n, d), whose spectrum is given.
 
-    step: called with the share of the work that is done; what it raises ends the work.
+    prediction, given: of V, what is predicted, and codes of K of the sample; the spectrum is that of the rest. step:
+    called with the share of the work that is done; what it raises ends the work.
     """
     lot = np.random.default_rng(seed)
     parts = split_components(spectrum.variances, groups)
     order, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])
-    variances = spectrum.variances[order]
     lengths = np.linalg.norm(sample.astype(np.float64), axis=1)
-    y = ((sample / lengths[:, None] - spectrum.mean) @ spectrum.analysis[:, order]).astype(np.float32)
-    spread = weigh_squares(variances)
-    plan = _Plan(spectrum, order, ends, spread, gain_table(lengths.min(), lengths.max()), uses, rotation)
+    told = 0 if prediction is None or given is None else prediction.predict(given)
+    y = ((sample / lengths[:, None] - spectrum.mean - told) @ spectrum.analysis[:, order]).astype(np.float32)
+    spread = weigh_squares(spectrum.variances[order])
+    plan = _Plan(spectrum, order, ends, spread, gain_table(lengths.min(), lengths.max()), uses, rotation, prediction)
     sizes = np.sqrt(np.maximum((y * y) @ spread, 1e-12))
     shown = lot.permutation(len(y))[:_MEANS_SAMPLE]
     scaled = np.split(y[shown] / sizes[shown, None], ends[:-1], axis=1)
@@ -68,7 +73,8 @@ def fit_product(
         step((n + 1) / len(scaled) / 2)
     books = np.concatenate(means)
     for n in range(_LOOP_ROUNDS):
-        _move_means(_assemble(plan, books), sample, y, books)
+        own = _assemble(plan, books)
+        _move_means(own, own.code(sample, given), y, books)
         step((1 + (n + 1) / _LOOP_ROUNDS) / 2)
     return _assemble(plan, books)
 
@@ -98,9 +104,8 @@ def nearest(vectors: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray
     return found
 
 
-def _move_means(own: Product, sample: NDArray[np.float32], y: NDArray[np.float32], books: NDArray[np.float32]) -> None:
+def _move_means(own: Product, coded: ProductCodes, y: NDArray[np.float32], books: NDArray[np.float32]) -> None:
     """Put centroids, books (components, 256), where they miss least of the vectors that the encoder codes by them."""
-    coded = own.code(sample)
     sizes = own.shape_table[coded.shapes] / own.shape_table[MIDDLE_SHAPE]
     for g, (first, end) in enumerate(itertools.pairwise([0, *own.ends.tolist()])):
         codes = coded.codes[:, g]
@@ -120,6 +125,7 @@ def _assemble(plan: _Plan, books: NDArray[np.float32]) -> Product:
         basis, np.ascontiguousarray(np.rint(books / units[:, None]).astype(np.int8)), plan.ends,
         plan.gains, shapes, plan.uses, spectrum.mean.astype(np.float32),
         Analysis(analysis_rows(spectrum, order), units.astype(np.float32), plan.spread), plan.rotation,
+        prediction=plan.prediction,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.dictionary.vectors import Vectors, read_blocks
+from kvcodec.dictionary.vectors import Vectors, read_blocks, spread_blocks
 from kvcodec.errors import SpecError
 
 _ROUNDS = 3  # of weighing vectors by their size
@@ -33,25 +33,25 @@ class Spectrum(NamedTuple):
 
 def take_sample(vectors: Vectors, most: int) -> NDArray[np.float32]:
     """Of about `most` vectors at most those that are not zero, in blocks that are spread evenly over all. SpecError."""
-    blocks, total = len(vectors.counts), sum(vectors.counts)
-    kept = max(1, min(blocks, blocks * most // max(1, total)))
-    rows: NDArray[np.float32] = read_blocks(
-        vectors, np.unique(np.linspace(0, blocks - 1, kept).round().astype(int)).tolist()
-    )
+    rows: NDArray[np.float32] = read_blocks(vectors, spread_blocks(vectors, most))
     rows = rows[np.abs(rows).max(axis=1, initial=0) > 0]
     if not len(rows):
         raise SpecError("no vectors but zeros to train on")
     return rows
 
 
-def find_spectrum(sample: NDArray[np.float32], metric: NDArray[np.float32] | None) -> Spectrum:
+def find_spectrum(
+    sample: NDArray[np.float32], metric: NDArray[np.float32] | None, told: NDArray[np.float32] | None = None
+) -> Spectrum:
     """The spectrum of vectors (n, d) in a metric (d, d), or the plain one. Raises SpecError for a metric that is none.
+
+    told: (n, d), what is known of x / |x| beforehand; the spectrum is that of the rest.
 
     Some vectors are many times as large as most, once the mean is gone (tokens in mid-text that act as sinks): each is
     weighed by its size, which is told from its greatest components, so that these few do not make the basis.
     """
     dim = sample.shape[1]
-    units = _normalize(sample)
+    units = normalize(sample) if told is None else normalize(sample) - told
     mean = units.mean(axis=0)
     own = np.eye(dim) if metric is None else metric.astype(np.float64)
     powers, vectors = np.linalg.eigh(own)
@@ -70,6 +70,7 @@ def find_spectrum(sample: NDArray[np.float32], metric: NDArray[np.float32] | Non
     return Spectrum(mean, own, root @ turn, inverse @ turn, np.maximum(variances[::-1], _LEAST), energy)
 
 
-def _normalize(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+def normalize(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Vectors (n, d), none of them zero, of length 1."""
     wide = rows.astype(np.float64)
     return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))

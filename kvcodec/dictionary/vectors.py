@@ -49,6 +49,14 @@ def read_blocks(vectors: Vectors, blocks: Sequence[int]) -> NDArray[np.float32]:
     return np.concatenate(parts) if parts else np.zeros((0, vectors.dim), np.float32)
 
 
+def spread_blocks(vectors: Vectors, most: int) -> list[int]:
+    """Blocks, spread evenly over all, of about `most` vectors at most."""
+    blocks, total = len(vectors.counts), sum(vectors.counts)
+    kept = max(1, min(blocks, blocks * most // max(1, total)))
+    found: list[int] = np.unique(np.linspace(0, blocks - 1, kept).round().astype(int)).tolist()
+    return found
+
+
 def read_parts(vectors: Vectors, count: int) -> Iterator[NDArray[np.float32]]:
     """All vectors in order, about `count` at a time."""
     begun: list[int] = []

@@ -155,6 +155,28 @@ def weave_rows(basis: NDArray[np.int16]) -> NDArray[np.int16]:
     return woven
 
 
+@inline
+def sum_components(
+    codes: NDArray[np.uint8], n: Any, basis: NDArray[np.int16], books: NDArray[np.int8], ends: NDArray[np.int64],
+    numbers: NDArray[np.int16], sums: NDArray[np.int32],
+) -> None:  # fmt: skip
+    """sums (d padded to CHANNELS,): of basis rows times what the centroids of codes[n] have in them, exact.
+
+    basis: see weave_rows. books (components, 256). numbers: zeros (components, and one more if they are odd), work
+    space.
+    """
+    begin = np.int64(0)
+    for g in range(ends.shape[0]):
+        k = codes[n, g]
+        for i in range(begin, ends[g]):
+            numbers[i] = np.int16(books[i, k])
+        begin = np.int64(ends[g])
+    stride, half = np.int64(4 * basis.shape[1]), np.int64(basis.shape[0])
+    for c in range(0, basis.shape[1], CHANNELS):
+        place = np.int64(basis.ctypes.data + 4 * c)
+        sum_woven(place, stride, np.int64(numbers.ctypes.data), half, np.int64(sums.ctypes.data + 4 * c))
+
+
 @jit
 def rebuild_products(
     codes: NDArray[np.uint8],
@@ -170,18 +192,8 @@ def rebuild_products(
 ) -> None:
     """out (n, d) = scale * (sum of basis rows times what the coded centroids have in them, exact) + gain * mean.
 
-    basis: see weave_rows. books (components, 256). scales, gains: (n,). numbers: zeros (components, and one more if
-    they are odd), sums: (d padded to CHANNELS,), work space.
+    scales, gains: (n,). basis, books, numbers, sums: see sum_components.
     """
-    stride, half = np.int64(4 * basis.shape[1]), np.int64(basis.shape[0])
     for n in range(codes.shape[0]):
-        begin = np.int64(0)
-        for g in range(ends.shape[0]):
-            k = codes[n, g]
-            for i in range(begin, ends[g]):
-                numbers[i] = np.int16(books[i, k])
-            begin = np.int64(ends[g])
-        for c in range(0, basis.shape[1], CHANNELS):
-            place = np.int64(basis.ctypes.data + 4 * c)
-            sum_woven(place, stride, np.int64(numbers.ctypes.data), half, np.int64(sums.ctypes.data + 4 * c))
+        sum_components(codes, n, basis, books, ends, numbers, sums)
         scale_sums(sums, scales[n], gains[n], mean, out, n)

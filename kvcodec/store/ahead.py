@@ -31,25 +31,30 @@ class Coded(NamedTuple):
 def code_streams(
     map_: Callable[[Callable[[Key], Outcome], Sequence[Key]], Iterable[Outcome]],
     keys: Sequence[Key],
-    append: Callable[[Key], Left],
+    append: Callable[[Key, Left | None], Left],
+    sources: Mapping[Key, Key],
 ) -> Coded:
-    """`append` for each key, by a parallel map. A failure is raised when no thread works on the windows any more."""
+    """`append` for each key, by a parallel map. A failure is raised when no thread works on the windows any more.
+
+    sources: streams that stand on what becomes of others, which are among the keys; those are done, and logged, first.
+    """
+    lefts: dict[Key, Left] = {}
 
     def code(key: Key) -> Outcome:
         try:
-            return append(key)
+            return append(key, lefts[sources[key]] if key in sources else None)
         except Exception as error:
             return error
 
-    endings: list[Ending] = []
-    opened: dict[Key, OpenRows] = {}
-    handed: list[Key] = []
-    for key, left in zip(keys, map_(code, keys), strict=True):
-        if isinstance(left, Exception):
-            raise left
-        endings += left.endings
-        opened[key] = left.opened
-        handed += [key] if left.handed else []
+    for own in ([key for key in keys if key not in sources], [key for key in keys if key in sources]):
+        done = list(zip(own, map_(code, own), strict=True))
+        for key, left in done:
+            if isinstance(left, Exception):
+                raise left
+            lefts[key] = left
+    endings: list[Ending] = [ending for left in lefts.values() for ending in left.endings]
+    opened = {key: left.opened for key, left in lefts.items()}
+    handed = [key for key, left in lefts.items() if left.handed]
     return Coded([e.record for e in sorted(endings, key=lambda e: e.end)], opened, handed)
 
 

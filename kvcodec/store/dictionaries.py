@@ -9,11 +9,14 @@ import numpy as np
 
 from kvcodec.codecs import Codec, codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
+from kvcodec.codecs.predicted_rows import GivenRows
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.rows import RowCodec, row_codec_for
 from kvcodec.codecs.uses import count_pairs
+from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.errors import CorruptRecord, MissingDictionary, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import DtypeId
+from kvcodec.layout import DtypeId, StreamId
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
 from kvcodec.sparse_spec import MAX_GROWTHS, Pursuit
@@ -224,13 +227,35 @@ class StreamCodecs(NamedTuple):
     stream: Stream
     dtype: DtypeId
 
-    def codec(self, spec: CodecSpec) -> Codec:
-        """The codec of records. Raises MissingDictionary."""
-        return codec_for(spec, self.stream.id, self.trained(spec))
+    def codec(self, spec: CodecSpec, given: GivenRows | None = None) -> Codec:
+        """The codec of records. given: where V is predicted from the codes of K, those of its tokens; without them it
+        neither codes nor decodes. Raises MissingDictionary.
+        """
+        return codec_for(spec, self.stream.id, self.trained(spec), given or self._no_keys(spec))
 
-    def rows(self, spec: CodecSpec) -> RowCodec:
-        """The codec of rows one by one. Raises SpecError, MissingDictionary."""
-        return row_codec_for(spec, self.stream.id, self.trained(spec))
+    def rows(self, spec: CodecSpec, given: GivenRows | None = None) -> RowCodec:
+        """The codec of rows one by one; given as in `codec`. Raises SpecError, MissingDictionary."""
+        return row_codec_for(spec, self.stream.id, self.trained(spec), given or self._no_keys(spec))
+
+    def is_predicted(self, spec: CodecSpec) -> bool:
+        """Whether V that is coded so stands on the codes of its K. Raises MissingDictionary, CorruptRecord."""
+        trained = self.trained(spec) if spec.product is not None and self.stream.id == StreamId.V else None
+        return isinstance(trained, Product) and trained.prediction is not None
+
+    def source(self, basis: bytes) -> Product:
+        """The product codes that a set has for the K of this layer. Raises MissingDictionary, CorruptRecord."""
+        found = self.dictionaries.find(basis).find_product(self.layer, StreamId.K)
+        if found is None:
+            raise MissingDictionary(
+                basis, f"dictionary set {basis.hex()} has no product codes for layer {self.layer} k"
+            )
+        return found
+
+    def _no_keys(self, spec: CodecSpec) -> GivenRows | None:
+        if not self.is_predicted(spec):
+            return None
+        source = self.source(spec.basis)
+        return GivenRows(source, np.zeros((0, self.stream.heads, source.groups + SIDE_BYTES), np.uint8))
 
     def trained(self, spec: CodecSpec) -> Trained | None:
         """What vectors are coded by, None for a spec that takes nothing. Raises MissingDictionary, CorruptRecord."""
@@ -244,4 +269,6 @@ class StreamCodecs(NamedTuple):
         if (found.size, found.dim) != (spec.size, self.stream.dim):
             shape = f"{found.size} {parts} of {found.dim} channels"
             raise CorruptRecord(0, f"{spec.size} {parts} of {self.stream.dim} channels, the {what} of its set: {shape}")
+        if spec.bounded and isinstance(found, Product) and found.prediction is not None:
+            raise CorruptRecord(0, "a bound on errors of V that is predicted from the codes of its K")
         return found

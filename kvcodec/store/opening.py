@@ -21,6 +21,7 @@ from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import Coding, ask
 from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
+from kvcodec.store.pairs import check_pairs
 from kvcodec.store.store import Store
 
 _CAPACITY = 1 << 40
@@ -88,6 +89,7 @@ def open_store(
         if not overwrite and path.exists():
             raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
         policy = coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
+        check_pairs(policy, model, ({} if own is None else {own.hash: own}).__getitem__)
         check_room(policy, grow, ({} if own is None else {own.hash: own}).__getitem__)
         geometry = Geometry.parse(device)
         opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs.bitmap import greatest_head
+from kvcodec.codecs.predicted_rows import GivenRows
 from kvcodec.codecs.rows import RowCodec, codes_rows
 from kvcodec.codecs.sizes import token_group
 from kvcodec.layout import CodecId, DtypeId
@@ -50,6 +51,8 @@ class Outgoing:
     With no residual window and a codec that gives each row codes of its own, rows behind the sinks are coded as they
     come and only laid into groups later; else rows stay raw until they leave.
     heir: what takes over as soon as no token group is begun whose rows are codes already, None if nothing does.
+    given: codes of K, of all tokens behind the sinks that an append may code, where V is predicted from them. laid: the
+    token behind those of K that have left; those of V leave no sooner.
     """
 
     sequence: int
@@ -58,6 +61,8 @@ class Outgoing:
     window: int
     largest: int
     heir: Outgoing | None = None
+    given: GivenRows | None = None
+    laid: int = 0
 
     @property
     def newest(self) -> Outgoing:
@@ -112,7 +117,7 @@ class Outgoing:
     def row_codec(self) -> RowCodec | None:
         """The codec of rows behind the sinks, if they are coded one by one."""
         own = self.policy.residual == 0 and codes_rows(self.policy.spec)
-        return self.codecs.rows(self.policy.spec) if own else None
+        return self.codecs.rows(self.policy.spec, self.given) if own else None
 
     def begin(self, first: int) -> OpenRows:
         """Open rows of which none is there yet."""
@@ -141,6 +146,8 @@ class Outgoing:
         end = open_.end + len(rows)
         fill = min(-(open_.end - open_.first) % self.token_group, len(rows))
         whole = fill + (len(rows) - fill) // self.token_group * self.token_group
+        if self.given is not None and (self.laid - open_.first) % self.token_group:
+            fill = whole = len(rows)  # groups of K end elsewhere: those of V wait for them as codes
         if fill:
             laid, open_, _ = self._leave_coded(open_.extended(codec.at(open_.end).encode(rows[:fill], self.dtype)), end)
             records += laid
@@ -167,7 +174,7 @@ class Outgoing:
 
         end: the token that comes next once all is appended.
         """
-        tokens, codec = self.token_group, self.codecs.codec(self.policy.spec)
+        tokens, codec = self.token_group, self.codecs.codec(self.policy.spec, self.given)
         groups = range(first, first + len(rows), tokens)
         skipped = sum(not self._needed(start + tokens, end) for start in groups) * tokens
         if skipped == len(rows):
@@ -191,7 +198,8 @@ class Outgoing:
     def _leave_raw(self, open_: OpenRows, *, sinks_only: bool = False) -> Left:
         policy = self.policy
         groups = {"token_group": self.token_group, "sink_group": self.raw_group}
-        going = list(leaving(open_.first, open_.end, residual=policy.residual, sinks=policy.sinks, **groups))
+        end = self._ripe(open_.end - policy.residual) + policy.residual
+        going = list(leaving(open_.first, end, residual=policy.residual, sinks=policy.sinks, **groups))
         if sinks_only:
             going = [item for item in going if item.sink]
         records: list[Ending] = []
@@ -200,7 +208,7 @@ class Outgoing:
             own = list(alike)
             first, spec = own[0].first, RAW if sink else policy.spec
             rows = open_.rows[first - open_.first : own[-1].first + tokens - open_.first]
-            codec = self.codecs.codec(spec)
+            codec = self.codecs.codec(spec, None if sink else self.given)
             made = group_records(self.sequence, self.layer, self.stream, first, rows, codec, self.dtype, tokens)
             records += (Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made))
         gone = sum(item.tokens for item in going)
@@ -209,7 +217,7 @@ class Outgoing:
     def _leave_coded(self, open_: OpenRows, end: int) -> Left:
         """Records of whole token groups of codes. end: the token that comes next once all is appended."""
         tokens, codec = self.token_group, self.codecs.rows(self.policy.spec)
-        groups = (open_.end - open_.first) // tokens
+        groups = (self._ripe(open_.end) - open_.first) // tokens
         skipped = sum(not self._needed(open_.first + (n + 1) * tokens, end) for n in range(groups))
         first = open_.first + skipped * tokens
         rows, records = open_.rows[skipped * tokens : groups * tokens], []
@@ -217,6 +225,10 @@ class Outgoing:
             made = laid_records(self.sequence, self.layer, self.stream, first, rows, codec, tokens)
             records = [Ending(first + (n + 1) * tokens, record) for n, record in enumerate(made)]
         return Left(records, open_.without(groups * tokens) if groups else open_)
+
+    def _ripe(self, end: int) -> int:
+        """Up to where tokens before `end` may leave."""
+        return end if self.given is None else min(end, self.laid)
 
     def _needed(self, end: int, length: int) -> bool:
         """Whether tokens before `end` are still in the layer's window when it has `length` tokens."""
@@ -243,6 +255,15 @@ class Outgoing:
             whole = codec.decode(open_.rows[low:high], self.stream.dim, self.dtype, as_float32=as_float32)
             return whole[index - low]
         return widen(open_.rows[index], self.dtype, as_float32=as_float32)
+
+
+def behind_keys(left: Left, source: Left | None) -> Left:
+    """With records that go into the log behind those of the K that they stand on. source: what becomes of that."""
+    if source is None:
+        return left
+    ends = [ending.end for ending in source.endings]
+    moved = [own._replace(end=next((end for end in ends if end >= own.end), own.end)) for own in left.endings]
+    return left._replace(endings=moved)
 
 
 def is_coded(open_: OpenRows) -> bool:

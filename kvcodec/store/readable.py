@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord, ShapeError
+from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.store.dictionaries import StreamCodecs
+from kvcodec.store.given import keys_for
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
-from kvcodec.store.outgoing import Outgoing
+from kvcodec.store.outgoing import Outgoing, is_coded
+from kvcodec.store.pairs import check_pair
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import count_tokens, take_tokens
 from kvcodec.store.window import OpenRows
@@ -34,6 +39,7 @@ class Readable:
         self._open: dict[Key, OpenRows] = {}
         self._codecs = {key: self._codecs_of(key) for key in index.maps}
         self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
+        self._keys = {key: keys_for(store.log, store.index.dictionaries, index, key) for key in index.maps}
         self._places: dict[Key, StreamPlaces] = {}
         self._stale = False
 
@@ -163,17 +169,33 @@ class Readable:
         coded = int(np.searchsorted(ascending, border))
         if open_ is not None and coded < len(tokens):
             newest = ascending[coded:] - border
-            rows[order[coded:]] = self._outgoing[key].read(open_, newest, as_float32=as_float32)
+            rows[order[coded:]] = self._over_open(key, open_).read(open_, newest, as_float32=as_float32)
         found = 0
         for extent in self._index.maps[key].covering(int(ascending[0]), min(int(ascending[-1]) + 1, border)):
             low, high = np.searchsorted(ascending[:coded], (extent.first, extent.end)).tolist()
             if low < high:
                 found += high - low
-                whole = read_extent(self._store.log, extent, self._codecs[key], as_float32=as_float32)
+                own = extent._replace(first=int(ascending[low]), end=int(ascending[high - 1]) + 1)
+                whole = read_extent(self._store.log, own, self._codecs[key], self._keys[key], as_float32=as_float32)
                 rows[order[low:high]] = whole[ascending[low:high] - extent.coded.first]
         if found != coded:
             raise self._lost(key)
         return rows
+
+    def _over_open(self, key: Key, open_: OpenRows) -> Outgoing:
+        """What reads open rows of a stream: with the codes of K where those of V are predicted from them."""
+        outgoing, keys = self._outgoing[key], self._keys[key]
+        if keys is None or not is_coded(open_) or key not in self._sources:
+            return outgoing
+        tokens, opened = range(open_.first, open_.end), self._open[self._sources[key]]
+        return replace(outgoing, given=keys.take(outgoing.policy.spec.basis, tokens, tokens, opened=opened))
+
+    @cached_property
+    def _sources(self) -> dict[Key, Key]:
+        """The K of each V that is predicted from its codes. Raises SpecError where that cannot be."""
+        model, find = self._index.model, self._store.index.dictionaries.find
+        pairs = [n for n, own in enumerate(model.layers) if check_pair(self._index.info.policy, n, own, find)]
+        return {(n, StreamId.V): (n, StreamId.K) for n in pairs}
 
     def _lost(self, key: Key) -> CorruptRecord:
         damage = self._store.log.report.damage

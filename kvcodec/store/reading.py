@@ -22,14 +22,21 @@ from kvcodec.store.window import Rows
 
 if TYPE_CHECKING:
     from kvcodec.codecs.bounded import BoundedCodec
+    from kvcodec.codecs.predicted_rows import GivenRows
+    from kvcodec.store.given import CodedKeys
 
 
-def read_extent(log: Log, extent: Extent, codecs: StreamCodecs, *, as_float32: bool) -> npt.NDArray[Any]:
-    """Rows of all tokens of the extent's record (tokens, heads, dim), as 16-bit patterns or float32."""
+def read_extent(
+    log: Log, extent: Extent, codecs: StreamCodecs, keys: CodedKeys | None = None, *, as_float32: bool
+) -> npt.NDArray[Any]:
+    """Rows of all tokens of the extent's record (tokens, heads, dim), as 16-bit patterns or float32.
+
+    keys: the coded K of that layer; of V that is predicted from it only the extent's tokens are what was coded.
+    """
     coded, stream = extent.coded, codecs.stream
     out = np.empty((coded.tokens, stream.heads, stream.dim), np.float32 if as_float32 else np.uint16)
     for part in coded.parts:
-        rows = _read_part(log, coded, part, codecs, as_float32)
+        rows = _read_part(log, extent, part, codecs, keys, as_float32)
         if len(coded.parts) == 1:
             return rows
         out[:, part.first_head : part.first_head + part.heads] = rows
@@ -63,18 +70,23 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     return header, body[part.body_offset :], at + int(header["header_bytes"]) + part.body_offset
 
 
-def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_float32: bool) -> npt.NDArray[Any]:
-    stream, dtype = codecs.stream, codecs.dtype
+def _read_part(
+    log: Log, extent: Extent, part: Part, codecs: StreamCodecs, keys: CodedKeys | None, as_float32: bool
+) -> npt.NDArray[Any]:
+    coded, stream, dtype = extent.coded, codecs.stream, codecs.dtype
     header, body, at = load_part(log, coded, part)
+    spec = read_spec(header) if coded.step is None else coded.step
+    given = take_given(extent, spec, codecs, keys, at)
+    given = None if given is None else given.heads(part.first_head, part.first_head + part.heads)
     try:
         if coded.step is None:
-            rows = _decode_group(header, body, codecs, coded.first, as_float32)
+            rows = _decode_group(header, body, codecs, coded.first, given, as_float32)
         elif coded.step.codec == CodecId.RAW:
             bits = _step_rows(body, coded, part, stream).view("<u2")
             rows = widen(bits, dtype, as_float32=as_float32)
         else:
             codes = _step_rows(body, coded, part, stream)
-            codec = codecs.rows(coded.step).at(coded.first)
+            codec = codecs.rows(coded.step, given).at(coded.first)
             rows = codec.decode(codes, stream.dim, dtype, as_float32=as_float32)
     except CorruptRecord as error:
         raise CorruptRecord(at + (error.offset if coded.step is None else 0), error.why) from None
@@ -82,10 +94,30 @@ def _read_part(log: Log, coded: Coded, part: Part, codecs: StreamCodecs, as_floa
     return rows
 
 
-def _decode_group(header: np.void, body: Bytes, codecs: StreamCodecs, first: int, as_float32: bool) -> npt.NDArray[Any]:
+def take_given(
+    extent: Extent, spec: CodecSpec, codecs: StreamCodecs, keys: CodedKeys | None, at: int = 0
+) -> GivenRows | None:
+    """Codes of K for the tokens of a record, if V is predicted from them: those of the extent's, zeros for others that
+    are nowhere. at: the byte of the file that an error names. Raises CorruptRecord, MissingDictionary.
+    """
+    try:
+        if not codecs.is_predicted(spec):
+            return None
+    except CorruptRecord as error:
+        raise CorruptRecord(at + error.offset, error.why) from None
+    if keys is None or keys.heads != codecs.stream.heads:
+        raise CorruptRecord(at, "V is predicted from the codes of its K, of which there is none of as many heads")
+    coded = extent.coded
+    tokens, needed = range(coded.first, coded.first + coded.tokens), range(extent.first, extent.end)
+    return keys.take(spec.basis, tokens, needed, at=at)
+
+
+def _decode_group(
+    header: np.void, body: Bytes, codecs: StreamCodecs, first: int, given: GivenRows | None, as_float32: bool
+) -> npt.NDArray[Any]:
     """Rows (tokens, heads, dim) of a GROUP record from token `first` on. CorruptRecord has a byte of the body."""
     spec = read_spec(header)
-    codec, dim, dtype = codecs.codec(spec).at(first), codecs.stream.dim, codecs.dtype
+    codec, dim, dtype = codecs.codec(spec, given).at(first), codecs.stream.dim, codecs.dtype
     tokens, heads, bitmap = (int(header[f]) for f in ("tokens", "heads", "bitmap_bytes"))
     if not bitmap:
         return codec.decode(body.reshape(heads, -1), tokens, dim, dtype, as_float32=as_float32)

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs.dictionary import DictionarySet
-from kvcodec.errors import ShapeError
+from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import Kind, StreamId
 from kvcodec.log.frame import Record, new_record
 from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
 from kvcodec.store.extents import Extent
 from kvcodec.store.growths import Seen
 from kvcodec.store.index import Key
-from kvcodec.store.outgoing import Left, Outgoing
+from kvcodec.store.outgoing import Left, Outgoing, behind_keys, is_coded
 from kvcodec.store.readable import Readable
 from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
@@ -51,11 +51,12 @@ class Sequence(Readable):
             self.take_up()
             batch = {k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()}
             self._store.grow()
-            self._commit(
-                code_streams(
-                    self._store.map, list(batch), lambda key: self._outgoing[key].append(self._open[key], batch[key])
-                )
-            )
+
+            def append(key: Key, source: Left | None) -> Left:
+                open_ = self._open[key]
+                return behind_keys(self._over_keys(key, open_, source).append(open_, batch[key]), source)
+
+            self._commit(code_streams(self._store.map, list(batch), append, self._sources))
             self._show(batch)
 
     def append_spans(
@@ -83,7 +84,10 @@ class Sequence(Readable):
             def code(span: Span, before: Mapping[Key, OpenRows]) -> Coded:
                 self._store.grow()
                 return code_streams(
-                    self._store.map, keys, lambda key: self._append_read(read, key, before[key], span, batch)
+                    self._store.map,
+                    keys,
+                    lambda key, source: self._append_read(read, key, before[key], span, batch, source),
+                    self._sources,
                 )
 
             def commit(coded: Coded, span: Span) -> None:
@@ -92,10 +96,13 @@ class Sequence(Readable):
                 tell(span)
 
             changing = self._store.growing is not None or any(own.heir for own in self._outgoing.values())
+            changing |= any(self._open[key].first < self._open[of].first for key, of in self._sources.items())
             code_spans(spans, self._open, code, commit, ahead=ahead and not changing)
 
-    def _append_read(self, read: ReadRows, key: Key, before: OpenRows, span: Span, batch: dict[Key, Rows]) -> Left:
-        """batch: the rows of each stream, for `_show`, where dictionaries grow."""
+    def _append_read(
+        self, read: ReadRows, key: Key, before: OpenRows, span: Span, batch: dict[Key, Rows], source: Left | None
+    ) -> Left:
+        """batch: the rows of each stream, for `_show`, where dictionaries grow. source: see _over_keys."""
         layer, id_ = key
         first, end = span
 
@@ -106,7 +113,22 @@ class Sequence(Readable):
             if self._store.growing is not None:
                 batch[key] = room
 
-        return self._outgoing[key].append_read(before, end - first, fill)
+        return behind_keys(self._over_keys(key, before, source).append_read(before, end - first, fill), source)
+
+    def _over_keys(self, key: Key, open_: OpenRows, source: Left | None) -> Outgoing:
+        """How a stream leaves memory, with the codes that rows of V stand on. source: what becomes of its K."""
+        outgoing, keys = self._outgoing[key], self._keys[key]
+        if source is None or keys is None:
+            return outgoing
+        opened, sinks = source.opened, outgoing.policy.sinks
+        start = max(open_.end if is_coded(open_) else open_.first, sinks)
+        end = max(start, opened.end if is_coded(opened) else opened.first)
+        held = max(start, opened.end - outgoing.window) if outgoing.window else start
+        given = keys.take(
+            outgoing.policy.spec.basis, range(start, end), range(held, end), opened=opened,
+            records=[ending.record for ending in source.endings],
+        )  # fmt: skip
+        return replace(outgoing, given=given, laid=opened.first)
 
     def append_step(self, *streams: Sequence_[Array]) -> None:
         """Append rows of all layers at once: for each stream (k, v; or c, kr) one array a layer, (tokens, heads, dim)
@@ -226,6 +248,10 @@ class Sequence(Readable):
         if codec is None or first < outgoing.policy.sinks:
             return self._read(key, np.arange(first, length))
         if any(extent.coded.step != codec.spec for extent in extents):
+            if key in self._sources or key in self._sources.values():
+                raise SpecError(
+                    f"sequence {self.name!r}: {key[1].name} of layer {key[0]} in other codes than its policy's"
+                )
             rows = self._read(key, np.arange(first, length))
             return codec.at(first).encode(rows, self._index.model.dtype_id)
         codes = [read_codes(self._store.log, extent, outgoing.stream) for extent in extents]

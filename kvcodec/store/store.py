@@ -35,6 +35,7 @@ from kvcodec.store.growths import check_room
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
 from kvcodec.store.model import Model
+from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
 from kvcodec.store.records import RAW
@@ -123,6 +124,7 @@ class Store:
         for rule in policy.rules:
             if rule.policy.spec.basis:
                 self.index.dictionaries.find(rule.policy.spec.basis)
+        check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
         self._writer = LogWriter(self.device, self.log)
         if grow:

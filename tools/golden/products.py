@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import kvcodec
+from kvcodec.codecs import codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet, quantize_atoms
+from kvcodec.codecs.predicted_rows import GivenRows
+from kvcodec.codecs.prediction import Prediction
 from kvcodec.codecs.product import Product
+from kvcodec.codecs.product_rows import ProductRows
 from kvcodec.codecs.rotation import Rotation
 from kvcodec.codecs.transform import Analysis
 from kvcodec.codecs.uses import Use
-from kvcodec.layout import ALIGNMENT, StreamId
+from kvcodec.layout import ALIGNMENT, DtypeId, StreamId
 from kvcodec.log.frame import Record
-from kvcodec.store.model import Model
+from kvcodec.spec import CodecSpec
+from kvcodec.store.coding import Coding, Wish
+from kvcodec.store.model import Model, Stream
+from kvcodec.store.policy import SequenceInfo
+from kvcodec.store.records import OpenSpan, group_records, step_records
 from kvcodec.store.set_records import dictionary_records, set_records
 from tools.golden.coded import CHUNK, Coded, put
 from tools.golden.dictionaries import ROTATION
@@ -74,6 +84,26 @@ def _(path: Path) -> None:
         fill(store.sequence("a"), 10, 1, 2)
     with fixed_random("product-rows", session=2), kvcodec.open(path, "a", **how) as store:
         fill(store.sequence("a"), 11, 60, 3)
+
+
+def predict(source: Product, use: Use, ends: Sequence[int]) -> Product:
+    """Product codes of V that is predicted from K by noise."""
+    basis = np.rint(3000 * noise((len(source.basis), 16), 260 + use[0])).astype(np.int16)
+    scales = (0x3380 + 16 * np.arange(16)).astype(np.uint16)
+    return replace(make_product((use,), 16, ends), prediction=Prediction(basis, scales, source.name))
+
+
+@CASES.made("predicted", "V predicted from the codes of its K, a row at a time; a record that a second writer finishes")
+def _(path: Path) -> None:
+    model = Model.uniform(2, 2, 16)
+    keys = [make_product(((n, StreamId.K),), 16, [2, 4, 6], [ROTATION, None][n]) for n in range(2)]
+    values = [predict(own, (n, StreamId.V), [3, 6]) for n, own in enumerate(keys)]
+    how: dict[str, Any] = {"k": "pq", "v": "pq", "residual": 0, "sinks": 2, "device": SLC_LIKE}
+    own = DictionarySet(products=(*keys, *values))
+    with kvcodec.open(path, "w", model=model, capacity=1 << 20, dictionary=own, **how) as store:
+        fill(store.sequence("a"), 0, 40, 1)
+    with fixed_random("predicted", session=2), kvcodec.open(path, "a") as store:
+        fill(store.sequence("a"), 40, 60, 3)
 
 
 # -- what a reader must reject -------------------------------------------------------------------------------------
@@ -175,3 +205,67 @@ def _(forge: Forge) -> None:
     PQ.begin(forge)
     (grown,) = dictionary_records(PQ.set, 1 << 16)
     forge.frame(forge.seal(grown, parent_hash=np.void(b"\3" * 16), grown=1, first_atom=20, atoms=40))
+
+
+# -- V that is predicted -------------------------------------------------------------------------------------------
+
+
+def predicted_set(**changed: Any) -> DictionarySet:
+    """K, and V that is predicted from its codes, or from others."""
+    keys = make_product(((0, StreamId.K),), 16, [2, 4, 6])
+    values = predict(keys, (0, StreamId.V), [3, 6])
+    own = DictionarySet(products=(keys, values))
+    told = values.prediction
+    assert told is not None
+    object.__setattr__(own, "products", (keys, replace(values, prediction=replace(told, **changed))))
+    return own
+
+
+def begin_predicted(forge: Forge, own: DictionarySet) -> None:
+    """MODEL, CODEBOOK and SEQUENCE records."""
+    wish = Wish.parse({"k": "pq", "v": "pq", "residual": 0, "sinks": 0}, "forged")
+    policy = Coding(wish).policy(forged_model(), None, own)
+    forge.frame(forge.seal(forged_model().record()))
+    forge.frame(*(forge.seal(one) for one in set_records(own, CHUNK)))
+    forge.frame(forge.seal(SequenceInfo(1, "a", forged_model().hash, policy).record()))
+    forge.begin_block(2)
+
+
+def predicted_groups(own: DictionarySet, basis: bytes = b"") -> tuple[Record, Record]:
+    """GROUP records of 64 tokens of K and of V, by a set or by one that only has its name."""
+    streams = [Stream(stream, 2, 16) for stream in (StreamId.K, StreamId.V)]
+    rows = [noise((64, 2, 16), stream.id).astype(ml_dtypes.bfloat16).view(np.uint16) for stream in streams]
+    keys, values = own.products
+    specs = [CodecSpec.parse("pq").bound_to(product.groups, basis or own.hash) for product in own.products]
+    coded = ProductRows(specs[0], keys).encode(rows[0], DtypeId.BFLOAT16)
+    codecs = [
+        codec_for(specs[0], StreamId.K, keys),
+        codec_for(specs[1], StreamId.V, values, GivenRows(keys, coded)),
+    ]
+    made = zip(streams, rows, codecs, strict=True)
+    k, v = (group_records(1, 0, *one[:1], 0, *one[1:], DtypeId.BFLOAT16, 64)[0] for one in made)
+    return k, v
+
+
+@CASES.bad("predicted-alone", "V predicted from K that is raw", at="read", frozen=False)
+def _(forge: Forge) -> None:
+    own = predicted_set()
+    rows = noise((64, 2, 16), 1).astype(ml_dtypes.bfloat16).view(np.uint16)
+    raw = step_records(1, [OpenSpan(0, Stream(StreamId.K, 2, 16), 0, rows)], limit=1 << 20)
+    begin_predicted(forge, own)
+    forge.frame(*(forge.seal(one) for one in raw), forge.seal(predicted_groups(own)[1]))
+
+
+@CASES.bad("predicted-bounded", "a bound on errors of V that is predicted", at="read", frozen=False)
+def _(forge: Forge) -> None:
+    own = predicted_set()
+    keys, values = predicted_groups(own)
+    begin_predicted(forge, own)
+    forge.frame(forge.seal(keys), forge.seal(values, flags=4, error_bound=9000))
+
+
+@CASES.bad("predicted-name", "V predicted from books that the K of its set has not", at="read", frozen=False)
+def _(forge: Forge) -> None:
+    wrong = predicted_set(source=bytes(16))
+    begin_predicted(forge, wrong)
+    forge.frame(*(forge.seal(one) for one in predicted_groups(predicted_set(), wrong.hash)))

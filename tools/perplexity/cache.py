@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvcodec.codecs.array import EncodedArray
 from kvcodec.layout import StreamId
 from tools.capture.attention import Call, attend, replaced_attention
 from tools.capture.head import Head
@@ -45,16 +46,19 @@ class CodedCache:
         self.windows[call.layer] = call.window
         if self._coding is None:
             return attend(own)
-        errors = self._error(call.layer, StreamId.K, k), self._error(call.layer, StreamId.V, v)
-        return attend(own, *errors, self._residual)
+        k_error, keys = self._code(call.layer, StreamId.K, k)
+        v_error, _ = self._code(call.layer, StreamId.V, v, keys)
+        return attend(own, k_error, v_error, self._residual)
 
-    def _error(self, layer: int, stream: StreamId, rows: Tensor) -> Tensor:
-        """What coding adds to rows (heads, tokens, dim)."""
+    def _code(
+        self, layer: int, stream: StreamId, rows: Tensor, keys: EncodedArray | None = None
+    ) -> tuple[Tensor, EncodedArray]:
+        """What coding adds to rows (heads, tokens, dim), and what they were coded as."""
         assert self._coding is not None
         given = np.ascontiguousarray(rows.transpose(0, 1).float().cpu().numpy())
-        coded = self._coding.code(layer, stream, given, _numpy_dtype(self._dtype), self._sinks)
+        coded = self._coding.code(layer, stream, given, _numpy_dtype(self._dtype), self._sinks, keys)
         self.bytes[layer, stream] = coded.counts
-        return torch.from_numpy(coded.rows - given).transpose(0, 1).to(rows)
+        return torch.from_numpy(coded.rows - given).transpose(0, 1).to(rows), coded.encoded
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.codecs.array import decode_array, encode_array
-from kvcodec.codecs.codec import codec_for
+from kvcodec.codecs.array import EncodedArray, decode_array, encode_array
 from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.product import Product
 from kvcodec.dictionary.artefact import read_dictionary
 from kvcodec.errors import KvcodecError
 from kvcodec.layout import ALIGNMENT, GROUP_HEADER, StreamId, align
@@ -25,11 +25,13 @@ _STREAMS = {"k": StreamId.K, "v": StreamId.V}
 class Coded(NamedTuple):
     """Rows of a stream as a reader of the cache has them: float32 (tokens, heads, dim).
 
-    counts: vectors, that is rows times heads; bytes that these have raw, of 16-bit rows; nbytes of codes and all side
-    values; headers, of the records, as a log has them, with their error figures.
+    encoded: what they were decoded from. counts: vectors, that is rows times heads; bytes that these have raw, of
+    16-bit rows; nbytes of codes and all side values; headers, of the records, as a log has them, with their error
+    figures.
     """
 
     rows: NDArray[np.float32]
+    encoded: EncodedArray
     counts: Counter[str]
 
 
@@ -79,9 +81,13 @@ class Coding:
         spec = self.specs[stream]
         return spec.is_trained and (own is None or own.find_for(spec, layer, stream) is None)
 
-    def code(self, layer: int, stream: StreamId, rows: NDArray[np.float32], dtype: Any, sinks: int) -> Coded:
+    def code(
+        self, layer: int, stream: StreamId, rows: NDArray[np.float32], dtype: Any, sinks: int,
+        keys: EncodedArray | None = None,
+    ) -> Coded:  # fmt: skip
         """Codes rows (tokens, heads, dim), as `dtype` of 16 bits has them, the first one at position 0, and decodes
-        them. The first `sinks` are no part of this, and come out as they were. Raises CaptureError.
+        them. The first `sinks` are no part of this, and come out as they were. keys: for V, the coded K of its tokens.
+        Raises CaptureError.
         """
         spec, dictionary = self.specs[stream], None
         if self.lacks(layer, stream):
@@ -91,14 +97,14 @@ class Coding:
         given = rows.copy()
         given[:sinks] = rows[min(sinks, len(rows) - 1)]  # a sink of ten times the size would be in a group's scale
         try:
-            encoded = encode_array(given, spec, stream=stream, dtype=dtype, dictionary=dictionary)
+            needed = keys if isinstance(dictionary, Product) and dictionary.prediction is not None else None
+            encoded = encode_array(given, spec, stream=stream, dtype=dtype, dictionary=dictionary, given=needed)
             decoded = decode_array(encoded, dtype=np.float32)
-            group = codec_for(spec, stream, dictionary).token_group
         except KvcodecError as error:
             raise CaptureError(f"coding {self.text!r}, layer {layer}: {error}") from None
         decoded[:sinks] = rows[:sinks]
         tokens, heads = rows.shape[:2]
         header = GROUP_HEADER.itemsize + align(2 * heads, ALIGNMENT)
-        records = -(-tokens // group)
+        records = len(encoded.full) + len(encoded.tail)
         counts = Counter(vectors=tokens * heads, raw=2 * rows.size, nbytes=encoded.nbytes, headers=records * header)
-        return Coded(decoded, counts)
+        return Coded(decoded, encoded, counts)
