@@ -11,7 +11,6 @@ from tests.attention_twin import (
     State,
     add_logit,
     add_totals,
-    clamp,
     count_shares,
     mantissa,
     round_half,
@@ -81,20 +80,24 @@ class Coded(NamedTuple):
         return own.scales[self.gains[span], self.shapes[span]].tolist(), own.gains[self.gains[span]].tolist()
 
 
-def put_together(sums, scale, gain, own):
-    """(numbers, exponent): sums times a scale, and a mean times a gain."""
+def put_together(sums, scale, gain, own, told=(0,), factor=0):
+    """(numbers, exponent): sums times a scale, a mean times a gain, and sums of what is predicted times a factor."""
+    parts = [weigh_sums(sums, scale)] if scale else []
+    if own.mean is not None and gain:
+        parts.append(([round_half(int(m) * mantissa(gain), 2) for m in own.mean], (gain >> 7) - 134 + own.power + 2))
+    if factor:
+        parts.append(weigh_sums(told, factor))
+    if not parts:
+        return [0] * len(sums), weigh_sums(sums, scale)[1]
+    exponent = max(own for _, own in parts)
+    rounded = [[round_half(n, min(exponent - own, 31)) for n in numbers] for numbers, own in parts]
+    return [sum(column) for column in zip(*rounded, strict=True)], exponent
+
+
+def weigh_sums(sums, scale):
+    """(numbers, exponent): sums of 20 bits and sign times the mantissa of a bfloat16."""
     down = max(max(map(abs, sums)).bit_length() - 20, 0)
-    exponent = one = (scale >> 7) - 134 + down
-    two = (gain >> 7) - 134 + own.power + 2
-    has_mean = own.mean is not None and gain
-    if has_mean:
-        exponent = max(one, two) if scale else two
-    numbers = [round_half(round_half(s, down) * mantissa(scale), clamp(exponent - one, 0, 31)) for s in sums]
-    numbers = numbers if scale else [0] * len(sums)
-    if has_mean:
-        parts = [round_half(int(m) * mantissa(gain), 2) for m in own.mean]
-        numbers = [n + round_half(m, min(exponent - two, 31)) for n, m in zip(numbers, parts, strict=True)]
-    return numbers, exponent
+    return [round_half(n, down) * mantissa(scale) for n in sums], (scale >> 7) - 134 + down
 
 
 def multiply_basis(numbers, basis):

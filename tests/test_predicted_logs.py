@@ -342,10 +342,3 @@ def test_an_interrupted_encode_goes_on(tmp_path, monkeypatch, artefact):
         for layer in (5, 8, 17):
             pairs = zip(one.sequence(name).read(layer), two.sequence(name).read(layer), strict=True)
             assert all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in pairs)
-
-
-def test_attention_refuses_it(tmp_path):
-    with kv.open(tmp_path / "a.kvlog", "w", residual=0, **OPTIONS) as store:
-        fill(store, 0, 100)
-        with pytest.raises(SpecError, match="attention does not read V that is predicted"):
-            store.sequence("a").attend(0, np.zeros((2, DIM), np.float32))

@@ -413,15 +413,6 @@ def test_layers_may_share_a_prediction(dumps, tmp_path):
     assert values.prediction is not None
 
 
-def test_attention_refuses_them():
-    rows = np.random.default_rng(0).standard_normal((70, 1, 8)).astype(np.float32)
-    source = product()
-    keys = kv.encode_array(rows, "pq", dictionary=source)
-    values = kv.encode_array(rows, "pq", stream="v", dictionary=predicted(source), given=keys)
-    with pytest.raises(SpecError, match="attention does not read V that is predicted"):
-        kv.attend(rows[0], kv.encode_array(rows, "raw"), values)
-
-
 def test_perplexity_codes_v_by_its_k(dumps, tmp_path):
     source = product(12, 6, 3)
     own, path = predicted(source, dim=12), tmp_path / "m.kvdict"

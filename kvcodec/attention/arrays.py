@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -20,7 +21,9 @@ from kvcodec.attention.tiers import Tiered, prepare, take_tiers
 from kvcodec.attention.turned import TurnedQueries
 from kvcodec.codecs import EncodedArray, codec_for, decode_array, encode_array
 from kvcodec.codecs.codec import take_body, take_out
-from kvcodec.codecs.product import Product
+from kvcodec.codecs.given import given_rows
+from kvcodec.codecs.predicted_rows import GivenRows
+from kvcodec.codecs.product import MISSING, Product
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, CodecId, StreamId, align
 
@@ -81,8 +84,11 @@ def prepare_arrays(
     forms: list[Form] = []
     kept: list[object] = []
     spans = [_spans(_pad_rows(e), forms, kept) for e in (k, v)]
-    uses = StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)
-    task = Task(_quantize(q, k, scale), [_cut(spans, k)], uses, forms, k.heads, query_bits, kept)
+    uses = [StreamUse(k.dim, True, False, True), StreamUse(v.dim, False, True, False)]
+    if v.given is not None and (v.given is not k or v.first != k.first):
+        spans.insert(1, _given_spans(v, v.given, forms, kept))
+        uses.insert(1, StreamUse(v.given.dim, False, False, True))
+    task = Task(_quantize(q, k, scale), [_cut(spans, k)], tuple(uses), forms, k.heads, query_bits, kept)
     return prepare(task, taken, threads=threads, pool=pool)
 
 
@@ -158,15 +164,33 @@ def _pad_rows(encoded: EncodedArray) -> EncodedArray:
     return encode_array(wide, encoded.spec, stream=encoded.stream)
 
 
+def _given_codes(encoded: EncodedArray) -> GivenRows | None:
+    """What the codec of V that is predicted takes that decodes none of it: no rows of K. Raises SpecError."""
+    if encoded.given is None:
+        if isinstance(encoded.dictionary, Product) and encoded.dictionary.prediction is not None:
+            raise SpecError(MISSING)
+        return None
+    return given_rows(replace(encoded.given, tokens=0, full=encoded.given.full[:0], tail=encoded.given.tail[:0]))
+
+
+def _given_spans(v: EncodedArray, given: EncodedArray, forms: list[Form], kept: list[object]) -> Spans:
+    """Where the codes of K lie that v is predicted from. Raises ShapeError where they are not those of its tokens."""
+    own, shift = _spans(given, forms, kept), given.first - v.first
+    if given.heads != v.heads or not shift <= 0 <= v.tokens <= given.tokens + shift:
+        raise ShapeError(
+            f"v: tokens {v.first} to {v.first + v.tokens} of {v.heads} heads, and codes of K for {given.first} to "
+            f"{given.first + given.tokens} of {given.heads}"
+        )
+    return own._replace(first=own.first + shift, end=own.end + shift)
+
+
 def _spans(encoded: EncodedArray, forms: list[Form], kept: list[object]) -> Spans:
     """Where an encoded array's tokens lie; the forms of its records join `forms`, what they lie in `kept`.
 
     Raises ShapeError if the records are not those of as many tokens and heads, SpecError, CorruptRecord.
     """
     dictionary = getattr(encoded, "dictionary", None)
-    if isinstance(dictionary, Product) and dictionary.prediction is not None:
-        raise SpecError("attention does not read V that is predicted from the codes of its K yet")
-    codec = codec_for(encoded.spec, encoded.stream, dictionary)
+    codec = codec_for(encoded.spec, encoded.stream, dictionary, _given_codes(encoded))
     kept.append(dictionary)
     split = len(encoded.full) * codec.token_group
     rest = encoded.tokens - split

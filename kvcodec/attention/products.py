@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.headers import Header, make_turns, round_mean
-from kvcodec.attention.shaped import WIDE, make_sides, pair_components
+from kvcodec.attention.shaped import WIDE, make_sides, normal_bits, pair_components
 from kvcodec.codecs.codec import take_out
 from kvcodec.codecs.product import Product
+from kvcodec.codecs.transform import multiply_gains
 from kvcodec.layout import TILE_LANES, align
 
 _CENTROIDS = 256
@@ -34,6 +35,11 @@ class Books(Header):
         self._basis[where, : own.dim], self._books[where] = own.basis, own.books
         self._mean, exponent = round_mean(own.mean, self.dim)
         self._sides = make_sides(own)
+        self._own_components, self._where, self.name = len(own.basis), where, own.name
+        self.prediction = own.prediction
+        if own.prediction is not None:
+            self._told = normal_bits(multiply_gains(own.gain_table, own.prediction.scale_table))
+        self._predicted: NDArray[np.int16] | None = None
         columns = {
             forms.CHANNELS: self.dim, forms.MEAN: self._mean.ctypes.data if own.mean.any() else 0,
             forms.EXPONENT: exponent, forms.WIDTH: own.dim, forms.GROUPS: own.groups,
@@ -56,6 +62,24 @@ class Books(Header):
             forms.TURNING: near.shape[2], forms.NEAR: near.ctypes.data, forms.FAR: far.ctypes.data,
         })  # fmt: skip
         self._to_rebuild = (*pairs, near, far)
+
+    def prepare_prediction(self, source: Header | None) -> bool:
+        """Make what kernels take that rebuild V predicted from codes of K, once. source: K's header. Whether it can be
+        predicted from that; anything can that is not predicted at all.
+        """
+        if self.prediction is None:
+            return True
+        if not isinstance(source, Books) or not self.prediction.is_of(source.name, source._own_components):
+            return False
+        source.prepare_rebuilding()
+        if self._predicted is None:
+            from kvcodec.kernels import forms
+
+            wide = np.zeros((source.components, self.prediction.basis.shape[1]), np.int16)
+            wide[source._where] = self.prediction.basis
+            self._predicted = pair_components(wide, WIDE)
+            self.enter({forms.TOLD: self._told.ctypes.data, forms.PREDICTED: self._predicted.ctypes.data})
+        return True
 
     @property
     def work_bytes(self) -> int:

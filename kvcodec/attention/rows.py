@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.codecs.rows import row_codec_for
 from kvcodec.layout import TILE_LANES, DtypeId, StreamId, align
-from kvcodec.spec import CodecSpec
 
 if TYPE_CHECKING:
     from kvcodec.codecs.codec import Trained
+    from kvcodec.codecs.rows import RowCodec
 
 
 class Found:
@@ -53,15 +52,15 @@ class Found:
         self,
         first: int,
         coded: NDArray[np.uint8],
-        spec: CodecSpec,
+        codec: RowCodec,
         stream: StreamId,
         dim: int,
         trained: Trained | None = None,
     ) -> None:
         """Rows that were coded one by one (tokens, heads, row bytes), laid into tiles, or blocks of whole vectors."""
         if tokens := len(coded):
-            laid = row_codec_for(spec, stream, trained).lay(coded, tokens, dim)
-            form = form_of(laid.spec or spec, stream, tokens, dim, DtypeId.BFLOAT16, trained)
+            laid = codec.lay(coded, tokens, dim)
+            form = form_of(laid.spec or codec.spec, stream, tokens, dim, DtypeId.BFLOAT16, trained)
             self.kept.append(trained)
             self.add_body(first, first + tokens, laid.body[0], form, 0)
 

@@ -17,7 +17,7 @@ _LEAST = 0x80  # bits of the least bfloat16 that is not subnormal
 def make_sides(own: Transformed) -> NDArray[np.uint16]:
     """uint16 (256, 16, 2): bits of scale and gain of each gain and shape, those that are subnormal 0."""
     sides = np.empty((256, 16, 2), np.uint16)
-    sides[..., 0], sides[..., 1] = _normal_bits(own.scale_table), _normal_bits(own.gain_table)[:, None]
+    sides[..., 0], sides[..., 1] = normal_bits(own.scale_table), normal_bits(own.gain_table)[:, None]
     return sides
 
 
@@ -29,7 +29,7 @@ def pair_components(rows: NDArray[Any], multiple: int) -> NDArray[np.int16]:
     return np.ascontiguousarray(wide.reshape(-1, 2, wide.shape[1]).transpose(0, 2, 1))
 
 
-def _normal_bits(table: NDArray[np.float32]) -> NDArray[np.uint16]:
+def normal_bits(table: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Bits of bfloat16 numbers, not negative, that are not subnormal; of others 0."""
     bits = (np.ascontiguousarray(table).view(np.uint32) >> 16).astype(np.uint16)
     return np.where(bits < _LEAST, np.uint16(0), bits)

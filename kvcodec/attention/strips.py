@@ -13,6 +13,7 @@ from kvcodec.attention.products import Books
 from kvcodec.attention.trained import Trained, header_at, header_of
 from kvcodec.attention.trellises import Paths
 from kvcodec.codecs import codec_for
+from kvcodec.codecs.product import Product
 from kvcodec.codecs.sections import scale_shape, sparse_sections
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, TILE_LANES, Axis, CodecId, DtypeId, StreamId
@@ -139,8 +140,9 @@ def form_of(
 
 
 def _trained_form(spec: CodecSpec, tokens: int, trained: Trained | None, rebuilt: int, turned: int) -> Form:
-    """rebuilt: what the form says where no row turns; turned: where rows do, or are of trellis codes."""
-    if trained is not None and (trained.rotation is not None or spec.trellis is not None):
+    """rebuilt: what the form says where no row turns; turned: where rows do, are of trellis codes, or predicted."""
+    predicted = isinstance(trained, Product) and trained.prediction is not None
+    if trained is not None and (trained.rotation is not None or spec.trellis is not None or predicted):
         rebuilt = turned
     header = None if trained is None else header_of(trained, rebuilding=bool(rebuilt))
     if spec.sparse is not None and isinstance(header, Atoms):

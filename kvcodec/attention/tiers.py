@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.attention.columns import FORM, PLACE, START, place_column
+from kvcodec.attention.predicted import pair_predictions
 from kvcodec.attention.run import Crew, Memory, Prepared, Task, Wave, cut_chunks, products_of, tables_of, turned_of
 from kvcodec.attention.state import AttentionState
 from kvcodec.attention.strips import BLOCK, Form
@@ -97,7 +98,9 @@ class Tiered:
 
 
 def prepare(task: Task, tiers: Tiers | None, *, threads: int = 1, pool: Executor | None = None) -> Prepared | Tiered:
-    """Attention with all tables made, in two tiers or in one."""
+    """Attention with all tables made, in two tiers or in one. Raises SpecError."""
+    for strips in task.strips:
+        pair_predictions(strips, task.forms, len(task.uses))
     if tiers is None:
         return Prepared(task, threads=threads, pool=pool)
     return Tiered(task, tiers, threads=threads, pool=pool)

@@ -15,14 +15,14 @@ from kvcodec.codecs.trellis import Trellis
 
 Trained = Dictionary | Product | Trellis
 
-_lock = threading.Lock()
+lock = threading.Lock()
 _known: WeakKeyDictionary[Trained, Header] = WeakKeyDictionary()
 _by_address: WeakValueDictionary[int, Header] = WeakValueDictionary()
 
 
 def header_of(own: Trained, *, rebuilding: bool = False) -> Header:
     """The header of what was trained for a stream. rebuilding: also of rows that are rebuilt from their codes."""
-    with _lock:
+    with lock:
         found = _known.get(own)
         if found is None:
             found = _known[own] = _make(own)

@@ -67,7 +67,11 @@ class Prediction:
 
     def is_from(self, product: Product) -> bool:
         """Whether it was made for codes of that K."""
-        return product.name == self.source and len(product.basis) == len(self.basis)
+        return self.is_of(product.name, len(product.basis))
+
+    def is_of(self, name: bytes, components: int) -> bool:
+        """Whether it was made for codes of that name, of as many components."""
+        return name == self.source and components == len(self.basis)
 
     def check(self, product: Product) -> None:
         """Raise SpecError for a K of other codes."""

@@ -49,10 +49,13 @@ ATOMS, SIZE, PADDED, CHANNELS, MEAN, EXPONENT, WIDTH, GREATEST, BIASED, SUMMED, 
 # Trellis codes, whose rows are always rebuilt, have of these GROUPS, which is bytes of bits, COMPONENTS, SIDES and
 # PAIRED_BASIS; and WINDOW, bits, 0 of product codes; RATES: address of int64, bits of each component; ENTRIES: of int64
 # too, the address of each component's table, int16 (2**window,).
+# V that is predicted from the codes of its K is always rebuilt, too, and is the stream behind that K. PREDICTED: the
+# basis of K's components, as PAIRED_BASIS is that of its own, or 0; TOLD: of its gain * 16 + K's shape a bfloat16, by
+# which the sums of these are multiplied.
 (
-    GROUPS, COMPONENTS, ENDS, BASIS, BOOKS, SIDES, PAIRED_BASIS, PAIRED_BOOKS, WINDOW, RATES, ENTRIES,
-) = range(104, 192, 8)  # fmt: skip
-HEADER_COLUMNS = 24
+    GROUPS, COMPONENTS, ENDS, BASIS, BOOKS, SIDES, PAIRED_BASIS, PAIRED_BOOKS, WINDOW, RATES, ENTRIES, PREDICTED, TOLD,
+) = range(104, 208, 8)  # fmt: skip
+HEADER_COLUMNS = 26
 
 
 class Form(NamedTuple):

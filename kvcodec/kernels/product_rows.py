@@ -1,7 +1,8 @@
 """Rows of product codes that no table of products serves, a strip at a time: int16 numbers, as raw rows become.
 
 Such are keys from before their rotary embedding, and records some of whose rows are kept otherwise: see rebuild.py,
-which has the same for codes over a dictionary, and docs/attention.md. All rows of trellis codes are rebuilt likewise.
+which has the same for codes over a dictionary, and docs/attention.md. All rows of trellis codes are rebuilt likewise,
+and all of V that is predicted from the codes of its K, which are summed with its own.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from kvcodec.kernels.forms import (
     ENDS,
     ENTRIES,
     EXPONENT,
+    FORM,
     GROUPS,
     MEAN,
     NEAR,
     PAIRED_BASIS,
     PAIRED_BOOKS,
+    PLACE_BYTES,
+    PREDICTED,
     RATES,
+    START,
+    TOLD,
     TURNING,
     WINDOW,
+    read_form,
 )
 from kvcodec.kernels.kept import store_exponents
 from kvcodec.kernels.product_scores import GAINED, take_sides
@@ -50,8 +57,8 @@ ZERO, ONE, RIGHT = np.int64(0), np.int64(1), np.int64(31)
 
 
 class Factors(NamedTuple):
-    """What a row's sums and the mean are put together with: by how much each is shifted down before and after it is
-    multiplied. exponent: of the numbers.
+    """What a row's sums, the mean and the sums of what is predicted are put together with: by how much each is shifted
+    down before and after it is multiplied. exponent: of the numbers.
     """
 
     down: Any
@@ -59,7 +66,20 @@ class Factors(NamedTuple):
     right: Any
     gain: Any
     mean_right: Any
+    told_down: Any
+    told: Any
+    told_right: Any
     exponent: Any
+
+
+class Given(NamedTuple):
+    """K of a strip of V that is predicted from it. product: its header, 0 where nothing is predicted. codes: of the
+    first token's first group; shapes: from the first token's on.
+    """
+
+    product: Any
+    codes: Any
+    shapes: Any
 
 
 @inline
@@ -69,8 +89,22 @@ def find_mantissa(number: Any) -> Any:
 
 
 @inline
-def find_factors(product: Any, scale: Any, gain: Any, most: Any) -> Any:
-    """Factors of a row with a scale and a gain. most: the greatest sum's magnitude."""
+def find_given(product: Any, strip: Any, place: Any, kv_head: Any, tables: Any) -> Any:
+    """What V's header `product` predicts it from: codes of the stream before its own, see attention/predicted.py."""
+    before, is_told = place - PLACE_BYTES, load_long(product + PREDICTED) != 0
+    form = read_form(tables.forms, load_long(strip + before + FORM) if is_told else ZERO)
+    start = load_long(strip + before + START) if is_told else ZERO
+    head, within = load_long(strip + before) + kv_head * form.head_stride if is_told else ZERO, start & 63
+    block = start >> 6
+    codes = head + form.codes + block * ROWS * form.row_stride + within
+    return Given(form.dictionary if is_told else ZERO, codes, head + block * 2 * ROWS + ROWS + within)
+
+
+@inline
+def find_factors(product: Any, scale: Any, gain: Any, most: Any, factor: Any, told: Any) -> Any:
+    """Factors of a row with a scale and a gain. most: the greatest sum's magnitude; told: that of those of what is
+    predicted, which are multiplied by `factor`.
+    """
     down = max(np.int64(bit_length(most)) - SUM_BITS, ZERO)
     own = np.int64(np.int64(scale >> 7) - SCALE_BIAS + down)
     other = np.int64(np.int64(gain >> 7) - SCALE_BIAS + load_long(product + EXPONENT) + np.int64(MEAN_BITS))
@@ -78,10 +112,18 @@ def find_factors(product: Any, scale: Any, gain: Any, most: Any) -> Any:
     exponent = own
     if has_mean:
         exponent = max(own, other) if scale else other
+    told_down = max(np.int64(bit_length(told)) - SUM_BITS, ZERO)
+    third = np.int64(np.int64(factor >> 7) - SCALE_BIAS + told_down)
+    if factor:
+        exponent = max(exponent, third) if scale != 0 or has_mean else third
     right = np.int32(min(max(np.int64(exponent - own), ZERO), RIGHT))
     mean_right = np.int32(min(max(np.int64(exponent - other), ZERO), RIGHT))
-    factor = find_mantissa(gain) if has_mean else np.int32(0)
-    return Factors(np.int32(down), find_mantissa(scale), right, factor, mean_right, exponent)
+    told_right = np.int32(min(max(np.int64(exponent - third), ZERO), RIGHT))
+    mean_factor = find_mantissa(gain) if has_mean else np.int32(0)
+    return Factors(
+        np.int32(down), find_mantissa(scale), right, mean_factor, mean_right,
+        np.int32(told_down), find_mantissa(factor), told_right, exponent,
+    )  # fmt: skip
 
 
 @inline
@@ -117,10 +159,9 @@ def look_up_windows(trellis: Any, codes: Any, pairs: Any) -> None:
 
 
 @part
-def sum_basis(product: Any, dim: Any, pairs: Any, sums: Any) -> Any:
-    """sums, int32: those of a token's components times the basis, exact. The greatest magnitude of any."""
-    basis, wide, count = load_long(product + PAIRED_BASIS), (dim + 31) & -32, load_long(product + COMPONENTS) >> 1
-    most = splat(np.int32(0))
+def sum_basis(basis: Any, count: Any, dim: Any, pairs: Any, sums: Any) -> Any:
+    """sums, int32: those of `count` pairs of components times a basis, exact. The greatest magnitude of them."""
+    wide, most = (dim + 31) & -32, splat(np.int32(0))
     for c in range(0, wide, 32):
         add_basis_pairs(basis + 4 * c, 4 * wide, pairs, count, sums + 4 * c)
         for n in range(c, c + 32, 16):
@@ -130,8 +171,25 @@ def sum_basis(product: Any, dim: Any, pairs: Any, sums: Any) -> Any:
 
 
 @part
-def weigh_sums(product: Any, factors: Any, dim: Any, numbers: Any) -> None:
-    """numbers, int32 of at most 2**29: sums times a scale, and a mean times a gain, in their place."""
+def sum_told(product: Any, given: Any, t: Any, dim: Any, scratch: Any) -> Any:
+    """scratch.turned, free because V never turns: sums of what is predicted of token t. The greatest, without sign."""
+    pairs, count = scratch.codes + PAIRS, load_long(given.product + COMPONENTS) >> 1
+    look_up_centroids(given.product, given.codes + t, pairs)
+    return sum_basis(load_long(product + PREDICTED), count, dim, pairs, scratch.turned)
+
+
+@inline
+def find_told(product: Any, given: Any, gain: Any, t: Any) -> Any:
+    """bfloat16 that sums of what is predicted of token t are multiplied by. gain: code of V's; shapes count 4 bits."""
+    place = load_long(product + TOLD) + 2 * (16 * gain + (load_byte(given.shapes + t) & 15))
+    return np.int32(np.int32(load_half(place)) & 0xFFFF)
+
+
+@part
+def weigh_sums(product: Any, factors: Any, dim: Any, numbers: Any, told: Any) -> None:
+    """numbers, int32 of at most 2**30: sums times a scale, a mean times a gain, each at most 2**28, and so much of the
+    sums of what is predicted, `told`, in their place.
+    """
     mean = load_long(product + MEAN)
     for c in range(0, dim, 16):
         number = shift_rounded(load_lanes(numbers + 4 * c), factors.down) * factors.scale
@@ -139,6 +197,9 @@ def weigh_sums(product: Any, factors: Any, dim: Any, numbers: Any) -> None:
         if factors.gain:
             part = shift_rounded(load_lanes(mean + 4 * c) * factors.gain, MEAN_BITS)
             number = number + shift_rounded(part, factors.mean_right)
+        if factors.told:
+            part = shift_rounded(load_lanes(told + 4 * c), factors.told_down) * factors.told
+            number = number + shift_rounded(part, factors.told_right)
         store_lanes(number, numbers + 4 * c)
 
 
@@ -159,10 +220,13 @@ def find_greatest(numbers: Any, dim: Any, pairs: Any) -> Any:
 
 @part
 def rebuild_product_rows(
-    form: Any, head: Any, kept: Any, run: Any, position: Any, dim: Any, segments: Any, scratch: Any, rows: Any
-) -> None:
+    form: Any, head: Any, kept: Any, run: Any, position: Any, dim: Any, segments: Any, given: Any,
+    scratch: Any, rows: Any,
+) -> None:  # fmt: skip
     """A strip's rows that are codes, as numbers and exponents; of other rows nothing. Arguments as of rebuild_rows."""
     start, tokens = run
+    gains = head + (start >> 6) * 2 * ROWS + (start & 63)
+    basis, count = load_long(form.dictionary + PAIRED_BASIS), load_long(form.dictionary + COMPONENTS) >> 1
     within, product, sides = start & 63, form.dictionary, scratch.codes
     others = load_long(kept + 8) | load_long(kept + 16) if kept else ZERO
     pairs, exponents, numbers = load_long(product + TURNING), rows + 128 * dim, scratch.wide
@@ -176,12 +240,16 @@ def rebuild_product_rows(
                 look_up_windows(product, codes + t, scratch.codes + PAIRS)
             else:
                 look_up_centroids(product, codes + t, scratch.codes + PAIRS)
-            most = sum_basis(product, dim, scratch.codes + PAIRS, numbers)
+            most = sum_basis(basis, count, dim, scratch.codes + PAIRS, numbers)
+            factor, told = np.int32(0), ZERO
+            if given.product:
+                told = sum_told(product, given, t, dim, scratch)
+                factor = find_told(product, given, load_byte(gains + t), t)
             own = sides + 2 * (within + t)
             scale = np.int32(np.int32(load_half(own)) & 0xFFFF)
             gain = np.int32(np.int32(load_half(own + GAINED)) & 0xFFFF)
-            factors = find_factors(product, scale, gain, most)
-            weigh_sums(product, factors, dim, numbers)
+            factors = find_factors(product, scale, gain, most, factor, told)
+            weigh_sums(product, factors, dim, numbers, scratch.turned)
             shift = find_shift(find_greatest(numbers, dim, pairs), WIDTH)
             to = scratch.turned if pairs else rows + 2 * dim * t
             for c in range(0, dim, 16):

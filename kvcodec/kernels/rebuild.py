@@ -47,7 +47,7 @@ from kvcodec.kernels.forms import (
 )
 from kvcodec.kernels.kept import find_kept, place_others, store_exponents
 from kvcodec.kernels.lookup import unpack_indices
-from kvcodec.kernels.product_rows import rebuild_product_rows
+from kvcodec.kernels.product_rows import find_given, rebuild_product_rows
 from kvcodec.kernels.raw_rows import BIAS
 from kvcodec.kernels.turns import turn_row
 
@@ -239,7 +239,8 @@ def rebuild_strip(
     first, kept = load_long(strip + place), find_kept(strip, place, form, kv_head)
     head = first + kv_head * form.head_stride
     if has_groups(form):
-        rebuild_product_rows(form, head, kept, run, position, dim, segments, scratch, rows)
+        given = find_given(form.dictionary, strip, place, kv_head, tables)
+        rebuild_product_rows(form, head, kept, run, position, dim, segments, given, scratch, rows)
     else:
         rebuild_rows(form, head, kept, run, position, dim, segments, scratch, rows)
     if kept:

@@ -104,7 +104,7 @@ def align_strip(strip: Any, later: Any, heads: Any, tables: Any, scratch: Any) -
                 align_rows(
                     row, form.row_stride, tokens, dim, dim, form.half, scratch.rows + tables.count * scratch.area
                 )
-        elif form.terms:
+        elif form.terms and scored | valued:
             other = read_form(tables.forms, load_long(later + place + FORM))
             if other.terms:
                 after = load_long(later + place) + heads[1] * other.head_stride

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from kvcodec.codecs import Codec, codec_for
 from kvcodec.codecs.dictionary import Dictionary, DictionarySet
-from kvcodec.codecs.predicted_rows import GivenRows
-from kvcodec.codecs.product import Product
 from kvcodec.codecs.rows import RowCodec, row_codec_for
 from kvcodec.codecs.uses import count_pairs
-from kvcodec.codecs.vectors import SIDE_BYTES
 from kvcodec.errors import CorruptRecord, MissingDictionary, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import DtypeId, StreamId
@@ -28,6 +25,8 @@ from kvcodec.store.set_records import check_alike, check_header, head_bytes, num
 
 if TYPE_CHECKING:
     from kvcodec.codecs.codec import Trained
+    from kvcodec.codecs.predicted_rows import GivenRows
+    from kvcodec.codecs.product import Product
 
 
 class Dictionaries:
@@ -239,8 +238,9 @@ class StreamCodecs(NamedTuple):
 
     def is_predicted(self, spec: CodecSpec) -> bool:
         """Whether V that is coded so stands on the codes of its K. Raises MissingDictionary, CorruptRecord."""
-        trained = self.trained(spec) if spec.product is not None and self.stream.id == StreamId.V else None
-        return isinstance(trained, Product) and trained.prediction is not None
+        if spec.product is None or self.stream.id != StreamId.V:
+            return False
+        return cast("Product", self.trained(spec)).prediction is not None
 
     def source(self, basis: bytes) -> Product:
         """The product codes that a set has for the K of this layer. Raises MissingDictionary, CorruptRecord."""
@@ -254,6 +254,9 @@ class StreamCodecs(NamedTuple):
     def _no_keys(self, spec: CodecSpec) -> GivenRows | None:
         if not self.is_predicted(spec):
             return None
+        from kvcodec.codecs.predicted_rows import GivenRows  # kernels are for those who read rows
+        from kvcodec.codecs.vectors import SIDE_BYTES
+
         source = self.source(spec.basis)
         return GivenRows(source, np.zeros((0, self.stream.heads, source.groups + SIDE_BYTES), np.uint8))
 
@@ -269,6 +272,6 @@ class StreamCodecs(NamedTuple):
         if (found.size, found.dim) != (spec.size, self.stream.dim):
             shape = f"{found.size} {parts} of {found.dim} channels"
             raise CorruptRecord(0, f"{spec.size} {parts} of {self.stream.dim} channels, the {what} of its set: {shape}")
-        if spec.bounded and isinstance(found, Product) and found.prediction is not None:
+        if spec.bounded and spec.product is not None and cast("Product", found).prediction is not None:
             raise CorruptRecord(0, "a bound on errors of V that is predicted from the codes of its K")
         return found

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcodec.codecs.bitmap import greatest_head
-from kvcodec.codecs.predicted_rows import GivenRows
 from kvcodec.codecs.rows import RowCodec, codes_rows
 from kvcodec.codecs.sizes import token_group
 from kvcodec.layout import CodecId, DtypeId
@@ -24,6 +23,9 @@ from kvcodec.store.policy import StreamPolicy
 from kvcodec.store.reading import widen
 from kvcodec.store.records import RAW, OpenSpan, group_records, laid_records
 from kvcodec.store.window import OpenRows, Rows, leaving
+
+if TYPE_CHECKING:
+    from kvcodec.codecs.predicted_rows import GivenRows
 
 
 class Ending(NamedTuple):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvcodec.attention.kept import find_others
 from kvcodec.attention.rows import Found
 from kvcodec.attention.strips import Form, Spans, form_of, raw_form
-from kvcodec.errors import CorruptRecord, SpecError
+from kvcodec.errors import CorruptRecord
 from kvcodec.layout import TILE_LANES, CodecId
 from kvcodec.log.reader import Log, Place
 from kvcodec.spec import CodecSpec
@@ -162,17 +162,14 @@ class StreamPlaces:
     def _form(self, spec: CodecSpec, tokens: int, *, mixed: bool) -> Form:
         """Form of a GROUP record. Raises MissingDictionary."""
         trained = self._codecs.trained(spec)
-        if self._codecs.is_predicted(spec):
-            raise SpecError("attention does not read V that is predicted from the codes of its K yet")
         if trained is not None and trained not in self._trained:
             self._trained.append(trained)
         return form_of(spec, self._stream.id, tokens, self._stream.dim, self._dtype, trained, mixed=mixed)
 
     def _add_codes(self, found: Found, first: int, rows: NDArray[np.uint8], spec: CodecSpec) -> None:
         """Rows coded one by one."""
-        if self._codecs.is_predicted(spec):
-            raise SpecError("attention does not read V that is predicted from the codes of its K yet")
-        found.add_codes(first, rows, spec, self._stream.id, self._stream.dim, self._codecs.trained(spec))
+        codecs, own = self._codecs, self._stream
+        found.add_codes(first, rows, codecs.rows(spec), own.id, own.dim, codecs.trained(spec))
 
     def _add_waiting(self, extent: Extent, found: Found) -> None:
         own = self._waiting.get((extent.coded.lsn, extent.first))

@@ -13,7 +13,6 @@ from kvcodec.errors import CorruptRecord, ShapeError
 from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.store.dictionaries import StreamCodecs
-from kvcodec.store.given import keys_for
 from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.outgoing import Outgoing, is_coded
@@ -25,6 +24,7 @@ from kvcodec.store.window import OpenRows
 if TYPE_CHECKING:
     from kvcodec.attention.strips import Form
     from kvcodec.store.attending import Place
+    from kvcodec.store.given import CodedKeys
     from kvcodec.store.places import StreamPlaces
     from kvcodec.store.store import Store
 
@@ -39,7 +39,6 @@ class Readable:
         self._open: dict[Key, OpenRows] = {}
         self._codecs = {key: self._codecs_of(key) for key in index.maps}
         self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
-        self._keys = {key: keys_for(store.log, store.index.dictionaries, index, key) for key in index.maps}
         self._places: dict[Key, StreamPlaces] = {}
         self._stale = False
 
@@ -51,6 +50,14 @@ class Readable:
 
     def _codecs_of(self, key: Key) -> StreamCodecs:
         return StreamCodecs(self._store.index.dictionaries, key[0], self._stream(key), self._index.model.dtype_id)
+
+    @cached_property
+    def _keys(self) -> dict[Key, CodedKeys | None]:
+        """Of V the K that it may be predicted from."""
+        from kvcodec.store.given import keys_for  # kernels are for those who read rows
+
+        index, log = self._index, self._store.log
+        return {key: keys_for(log, self._store.index.dictionaries, index, key) for key in index.maps}
 
     @property
     def name(self) -> str:
