@@ -53,12 +53,13 @@ def check(q, keys, values, within=1e-3):
     return found
 
 
-@pytest.mark.parametrize(("dims", "rotation", "options"), [
-    ((24, 24), None, {}), ((24, 40), Rotation.of_base(50.0, 16), {"first": 70}), ((8, 17), None, {"spec": "pq/g256"}),
-    ((72, 24), Rotation.of_base(50.0, 72), {"size": 1e4, "heads": 1}), ((24, 24), None, {"size": 0.05}),
+@pytest.mark.parametrize(("dims", "turned", "options"), [
+    ((24, 24), 0, {}), ((24, 40), 16, {"first": 70}), ((8, 17), 0, {"spec": "pq/g256"}),
+    ((72, 24), 72, {"size": 1e4, "heads": 1}), ((24, 24), 0, {"size": 0.05}),
 ], ids=str)  # fmt: skip
-def test_arrays(dims, rotation, options):
-    keys, values = coded_pair(dims, rotation=rotation, **options)
+def test_arrays(dims, turned, options):
+    """turned: channels of K that are rotated."""
+    keys, values = coded_pair(dims, rotation=Rotation.of_base(50.0, turned) if turned else None, **options)
     q = np.random.default_rng(3).standard_normal((6, dims[0]))
     found = check(q, keys, values)
     plain = replace(values, dictionary=replace(values.dictionary, prediction=None), given=None)
