@@ -23,10 +23,10 @@ from kvcodec.codecs.transform import Analysis
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
 from kvcodec.dictionary.product import gain_table
 from kvcodec.dumps import open_dump
-from kvcodec.errors import CorruptRecord, FormatError, ShapeError, SpecError, TruncatedLog, UnsupportedVersion
-from kvcodec.flash.checksum import crc32c
-from kvcodec.layout import KVDICT, KVDICT_ENTRY, PRODUCT, DtypeId, KvdictFlag, StreamId
+from kvcodec.errors import CorruptRecord, ShapeError, SpecError, TruncatedLog, UnsupportedVersion
+from kvcodec.layout import PRODUCT, DtypeId, KvdictFlag, StreamId
 from kvcodec.spec import CodecSpec
+from tests.forged_kvdict import check_damage_is_found, forge_entry
 from tests.test_bulk import REAL
 from tests.test_cli import invoke
 
@@ -176,39 +176,13 @@ def test_a_file_holds_product_codes_beside_dictionaries(tmp_path):
 def test_every_flip_and_truncation_is_refused(tmp_path):
     path = tmp_path / "m.kvdict"
     write_two(path)
-    data = path.read_bytes()
-    table = np.frombuffer(data, KVDICT_ENTRY, 3, KVDICT.itemsize)
-    for at in range(0, len(data), 83):
-        flipped = bytearray(data)
-        flipped[at] ^= 1 << at % 8
-        path.write_bytes(flipped)
-        try:
-            read_artefact(path)
-        except FormatError:
-            continue
-        ends = table["offset"] + table["bytes"]
-        assert any(end <= at < -(-int(end) // 64) * 64 for end in ends) or at < table["offset"][0], at
-    for size in range(0, len(data), 511):
-        path.write_bytes(data[:size])
-        with pytest.raises(FormatError):
-            read_artefact(path)
+    check_damage_is_found(path, 83, 511)
 
 
 def forge(path, change, entries=None):
     """A file with another body of its first product codes, or another table, whose checksums are right."""
     write_two(path)
-    data = bytearray(path.read_bytes())
-    head, table = np.frombuffer(data, KVDICT, 1), np.frombuffer(data, KVDICT_ENTRY, 3, KVDICT.itemsize)
-    at, size = int(table["offset"][1]), int(table["bytes"][1])
-    body = data[at : at + size]
-    change(body)
-    data[at : at + size] = body
-    table["crc"][1] = crc32c(bytes(body))
-    if entries is not None:
-        entries(table)
-    end = KVDICT.itemsize + table.nbytes + int(head["information_bytes"][0])
-    head["crc"] = crc32c(bytes(data[: KVDICT.itemsize - 4]) + bytes(data[KVDICT.itemsize : end]))
-    path.write_bytes(data)
+    return forge_entry(path, 1, change, entries)
 
 
 def places():

@@ -27,11 +27,12 @@ from kvcodec.codecs.trellis import TrellisCodes
 from kvcodec.codecs.trellis_rows import TrellisRows
 from kvcodec.dictionary.artefact import Artefact, read_artefact, write_artefact
 from kvcodec.dictionary.product import gain_table
-from kvcodec.errors import CorruptRecord, FormatError, ShapeError, SpecError, UnsupportedVersion
+from kvcodec.errors import CorruptRecord, ShapeError, SpecError, UnsupportedVersion
 from kvcodec.flash.checksum import crc32c
-from kvcodec.layout import KVDICT, KVDICT_ENTRY, TRELLIS, DtypeId, KvdictFlag, StreamId
+from kvcodec.layout import TRELLIS, DtypeId, KvdictFlag, StreamId
 from kvcodec.spec import CodecSpec
 from kvcodec.trellis_spec import TrellisSpec
+from tests.forged_kvdict import check_damage_is_found, forge_entry
 from tests.test_bulk import REAL
 from tests.test_cli import invoke
 from tests.test_product_codec import product
@@ -254,40 +255,13 @@ def test_a_file_holds_them_beside_others(tmp_path):
 def test_every_flip_and_truncation_is_refused(tmp_path):
     path = tmp_path / "m.kvdict"
     write_three(path)
-    data = path.read_bytes()
-    table = np.frombuffer(data, KVDICT_ENTRY, 4, KVDICT.itemsize)
-    ends = table["offset"] + table["bytes"]
-    for at in range(0, len(data), 131):
-        flipped = bytearray(data)
-        flipped[at] ^= 1 << at % 8
-        path.write_bytes(flipped)
-        try:
-            read_artefact(path)
-        except FormatError:
-            continue
-        assert any(end <= at < -(-int(end) // 64) * 64 for end in ends) or at < table["offset"][0], at
-    for size in range(0, len(data), 997):
-        path.write_bytes(data[:size])
-        with pytest.raises(FormatError):
-            read_artefact(path)
+    check_damage_is_found(path, 131, 997)
 
 
 def forge(path, change, entries=None):
     """A file with another body of its first trellis codes, or another table, whose checksums are right."""
     write_three(path)
-    data = bytearray(path.read_bytes())
-    head, table = np.frombuffer(data, KVDICT, 1), np.frombuffer(data, KVDICT_ENTRY, 4, KVDICT.itemsize)
-    at, size = int(table["offset"][2]), int(table["bytes"][2])
-    body = data[at : at + size]
-    change(body)
-    data[at : at + size] = body
-    table["crc"][2] = crc32c(bytes(body))
-    if entries is not None:
-        entries(table)
-    end = KVDICT.itemsize + table.nbytes + int(head["information_bytes"][0])
-    head["crc"] = crc32c(bytes(data[: KVDICT.itemsize - 4]) + bytes(data[KVDICT.itemsize : end]))
-    path.write_bytes(data)
-    return at
+    return forge_entry(path, 2, change, entries)
 
 
 def places():

@@ -21,10 +21,11 @@ from kvcodec.store.records import OpenSpan, group_records, step_records
 from kvcodec.store.set_records import set_records
 from tools.golden.fixed import noise
 from tools.golden.forge import Forge, Forgeries
-from tools.golden.forged import forged_model, with_body
+from tools.golden.forged import forged_model, forged_step, with_body
 
 Change = Callable[[Record], Record]
 CHUNK = 2000  # bytes of a codebook in a record
+_POLICY_ATOMS = 46  # the byte of a SEQUENCE record's body with the atoms of the first rule
 
 
 def put(at: int, number: int) -> Callable[[bytearray], None]:
@@ -98,3 +99,22 @@ class Coded:
             self.begin(forge)
             forge.begin_block(2)
             forge.frame(forge.seal(self.group(), **fields))
+
+    def bad_policy(self, cases: Forgeries, name: str) -> None:
+        """Register a log with a policy by its codes that has atoms of a vector."""
+
+        @cases.bad(name, f"a policy of {self.codec} with atoms of a vector", frozen=False)
+        def _(forge: Forge) -> None:
+            record = self.policy().record()
+            body = bytearray(bytes(record.body))
+            body[_POLICY_ATOMS] = 1
+            forge.frame(forge.seal(forged_model().record()))
+            forge.frame(forge.seal(with_body(record, bytes(body))))
+
+    def bad_step(self, cases: Forgeries, name: str) -> None:
+        """Register a log with a STEP record by its codes."""
+
+        @cases.bad(name, f"a STEP record of {self.codec}, which has no room to name its codes", frozen=False)
+        def _(forge: Forge) -> None:
+            self.begin(forge)
+            forge.frame(forge.seal(forged_step(0), codec=self.spec(StreamId.K).codec, group=64))

@@ -32,7 +32,7 @@ from tools.golden.coded import CHUNK, Coded, put
 from tools.golden.dictionaries import ROTATION
 from tools.golden.fixed import fixed_random, noise
 from tools.golden.forge import Forge, Forgeries
-from tools.golden.forged import forged_model, forged_step, with_body
+from tools.golden.forged import forged_model, with_body
 from tools.golden.whole import SLC_LIKE, fill, write_log
 
 CASES = Forgeries()
@@ -185,19 +185,8 @@ def _(forge: Forge) -> None:
     PQ.add_changed(forge, with_body(PQ.rows(), bytes(12)), put(0, 0), dictionary_atoms=4)
 
 
-@CASES.bad("product-policy", "a policy by product codes with atoms of a vector", frozen=False)
-def _(forge: Forge) -> None:
-    record = PQ.policy().record()
-    body = bytearray(bytes(record.body))
-    body[46] = 1
-    forge.frame(forge.seal(forged_model().record()))
-    forge.frame(forge.seal(with_body(record, bytes(body))))
-
-
-@CASES.bad("step-of-product", "a STEP record by product codes, which has no room to name them", frozen=False)
-def _(forge: Forge) -> None:
-    PQ.begin(forge)
-    forge.frame(forge.seal(forged_step(0), codec=6, group=64))
+PQ.bad_policy(CASES, "product-policy")
+PQ.bad_step(CASES, "step-of-product")
 
 
 @CASES.bad("grown-codebooks", "a DICTIONARY record of a set that grew, and has codebooks", frozen=False)

@@ -21,7 +21,7 @@ from tools.golden.coded import Coded, put
 from tools.golden.dictionaries import ROTATION
 from tools.golden.fixed import fixed_random, noise
 from tools.golden.forge import Forge, Forgeries
-from tools.golden.forged import forged_model, forged_step, with_body
+from tools.golden.forged import with_body
 from tools.golden.products import make_product
 from tools.golden.whole import SLC_LIKE, fill
 
@@ -114,16 +114,5 @@ def _(forge: Forge) -> None:
     TCQ.add_groups(forge)
 
 
-@CASES.bad("trellis-policy", "a policy by trellis codes with atoms of a vector", frozen=False)
-def _(forge: Forge) -> None:
-    record = TCQ.policy().record()
-    body = bytearray(bytes(record.body))
-    body[46] = 1
-    forge.frame(forge.seal(forged_model().record()))
-    forge.frame(forge.seal(with_body(record, bytes(body))))
-
-
-@CASES.bad("step-of-trellis", "a STEP record by trellis codes, which has no room to name them", frozen=False)
-def _(forge: Forge) -> None:
-    TCQ.begin(forge)
-    forge.frame(forge.seal(forged_step(0), codec=7, group=64))
+TCQ.bad_policy(CASES, "trellis-policy")
+TCQ.bad_step(CASES, "step-of-trellis")
