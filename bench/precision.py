@@ -2,7 +2,8 @@
 
     python bench/precision.py [DUMP] [--check | --print]
 
-Codes are INT4, and product codes that are trained on the dump itself: how well they suit it makes no difference here.
+Codes are INT4, and product and trellis codes that are trained on the dump itself: how well they suit it makes no
+difference here.
 Writes its tables into bench/RESULTS.md, or fails if a figure is above its floor.
 """
 
@@ -19,9 +20,11 @@ import numpy as np
 
 import kvcodec as kv
 from kvcodec.codecs.dictionary import DictionarySet
+from kvcodec.codecs.product import Product
 from kvcodec.dictionary.artefact import read_dictionary
 from kvcodec.dumps import open_dump
 from kvcodec.dumps.queries import Queries
+from kvcodec.spec import CodecSpec
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "RESULTS.md"
@@ -30,13 +33,19 @@ BEGIN, END = "<!-- precision: written by bench/precision.py -->", "<!-- /precisi
 K, V = "int4/channel/g64", "int4/token/g64"
 BITS = 16, 8  # of queries
 INT4_FLOORS = 5e-4, 5e-3, 5e-2, np.inf  # Frobenius over a layer's queries, and of the worst query, of both sorts
-PRODUCT_FLOORS = 1e-3, 5e-3, 1e-1, np.inf
-BUDGET, ROPE_BASE = 32, 1e6
+TRAINED_FLOORS = 1e-3, 5e-3, 1e-1, np.inf
+TURNED: dict[str, Any] = {"budget": 32, "rope": "pre", "rope_base": 1e6}
+TRAINED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("", "pq", {"budget": 32}),
+    (", keys before rotation", "pq", TURNED),
+    (", the same, values predicted", "pq", {**TURNED, "predict": True}),
+    ("", "tcq", {"budget": 98}),
+)
 LONG, LONG_FLOOR = 131_072, 1e-3
 
 
 class Codes(NamedTuple):
-    """How rows of K and V are coded: specs, over the product codes of a set, if any; what the figures must keep to."""
+    """How rows of K and V are coded: specs, over the trained codes of a set, if any; what the figures must keep to."""
 
     name: str
     k: str
@@ -44,21 +53,26 @@ class Codes(NamedTuple):
     floors: tuple[float, ...]
     trained: DictionarySet | None = None
 
-    def encode(self, rows: Any, layer: int, stream: kv.StreamId, first: int) -> Any:
-        """Rows (tokens, heads, dim) of a stream, the first one at position `first`."""
-        spec = self.k if stream == kv.StreamId.K else self.v
-        own = None if self.trained is None else self.trained.find_product(layer, stream)
-        return kv.encode_array(rows, spec, stream=stream, dictionary=own, first=first)
+    def encode(self, k: Any, v: Any, layer: int, first: int) -> tuple[Any, Any]:
+        """Rows (tokens, heads, dim) of both streams, the first one at position `first`."""
+        own_k, own_v = self._find(self.k, layer, kv.StreamId.K), self._find(self.v, layer, kv.StreamId.V)
+        keys = kv.encode_array(k, self.k, stream="k", dictionary=own_k, first=first)
+        given = keys if isinstance(own_v, Product) and own_v.prediction is not None else None
+        return keys, kv.encode_array(v, self.v, stream="v", dictionary=own_v, first=first, given=given)
+
+    def _find(self, spec: str, layer: int, stream: kv.StreamId) -> Any:
+        return None if self.trained is None else self.trained.find_for(CodecSpec.parse(spec), layer, stream)
 
 
 def choose_codes(dump: Path) -> Iterator[Codes]:
     """All that is measured."""
     yield Codes("INT4", K, V, INT4_FLOORS)
-    for rope, name in (("post", f"pq/B{BUDGET}"), ("pre", f"pq/B{BUDGET}, keys before rotation")):
+    for name, codec, options in TRAINED:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "codes.kvdict"
-            kv.train(dump, path, codec="pq", budget=BUDGET, rope=rope, rope_base=ROPE_BASE)
-            yield Codes(name, f"pq/B{BUDGET}", f"pq/B{BUDGET}", PRODUCT_FLOORS, read_dictionary(path))
+            kv.train(dump, path, codec=codec, **options)
+            spec = f"{codec}/B{options['budget']}"
+            yield Codes(f"{spec}{name}", spec, spec, TRAINED_FLOORS, read_dictionary(path))
 
 
 def attend(q: Any, k: Any, v: Any, scale: float) -> Any:
@@ -77,8 +91,7 @@ def measure_layer(codes: Codes, layer: int, rows: list[Any], queries: Queries, b
     differences, wanted = [], []
     for position, q in zip(queries.positions.tolist(), queries.q.transpose(1, 0, 2), strict=True):
         first = max(0, position + 1 - (queries.window or position + 1))
-        streams = zip(rows, (kv.StreamId.K, kv.StreamId.V), strict=True)
-        coded = [codes.encode(own[first : position + 1], layer, stream, first) for own, stream in streams]
+        coded = codes.encode(*(own[first : position + 1] for own in rows), layer, first)
         y = kv.attend(q, *coded, scale=queries.scale, query_bits=bits)
         wanted.append(attend(q, *(kv.decode_array(one, dtype=np.float32) for one in coded), queries.scale))
         differences.append(y - wanted[-1])

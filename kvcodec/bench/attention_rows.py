@@ -21,6 +21,7 @@ from kvcodec.bench.product_rows import product_rows
 from kvcodec.bench.rebuilt_rows import rebuilt_rows
 from kvcodec.bench.row import OURS, READ, Contender, Entry, Row, WrongResult, require_close
 from kvcodec.bench.scale import HEAD_DIM, KV_HEADS, Scale
+from kvcodec.bench.trellis_rows import trellis_rows
 from kvcodec.codecs import EncodedArray, decode_array, encode_array
 from kvcodec.layout import StreamId
 
@@ -51,6 +52,7 @@ def attention_rows(scale: Scale) -> list[Row]:
             "token", lambda _peers, _: _threads(_FEW)),
         *(row for name, spec in _SPARSE.items() for row in _dictionary_rows(scale, name, spec)),
         *product_rows(scale),
+        *trellis_rows(scale),
         *rebuilt_rows(scale),
     ]  # fmt: skip
 

@@ -26,7 +26,7 @@ from kvcodec.bench.scale import Scale
 from kvcodec.codecs import EncodedArray, decode_array, encode_array
 from kvcodec.layout import StreamId
 
-_GROUPS = ((30, 30), (43, 18))  # of K and V: as many bytes of a vector, and two
+_GROUPS = ((30, 30), (43, 18), (22, 22))  # of K and V: 32 bytes a vector, alike and apart; 24 bytes
 _INT4 = f"{OURS}, INT4"
 _SHARED = 4  # query heads of one KV head
 _Q_HEADS, _KV_HEADS = 32, 8

@@ -26,6 +26,7 @@ from kvcodec.bench.row import READ, Absent, Contender, Row, WrongResult
 from kvcodec.bench.scale import FULL, QUICK, Scale
 from kvcodec.bench.tier_rows import tier_rows
 from kvcodec.bench.timing import Clock, time_in_turns
+from kvcodec.bench.trellis_rows import trellis_codec_rows
 from kvcodec.errors import SpecError
 
 _PROBE_ROUNDS = Scale(rounds=7, row_seconds=1.0)
@@ -35,7 +36,8 @@ def list_rows(scale: Scale) -> list[Row]:
     """All rows, in the order in which they are shown."""
     return [
         *bandwidth_rows(scale), *codec_rows(scale), *pursuit_rows(scale), *product_codec_rows(scale),
-        *attention_rows(scale), *tier_rows(scale), *opening_rows(scale), *command_rows(scale),
+        *trellis_codec_rows(scale), *attention_rows(scale), *tier_rows(scale), *opening_rows(scale),
+        *command_rows(scale),
     ]  # fmt: skip
 
 
