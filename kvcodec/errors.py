@@ -76,6 +76,10 @@ class CorruptRecord(FormatError):
         super().__init__(f"at byte {offset}: {why}")
 
 
+class BlockErased(CorruptRecord):
+    """The erase block that a record lay in was erased meanwhile; a reader that follows the log finds the record's copy."""
+
+
 class IdentityMismatch(FormatError):
     """The log belongs to another model, or to another shard of it, than the caller's."""
 

@@ -1,4 +1,4 @@
-"""Erase blocks in the order in which a log filled them."""
+"""Erase blocks of a lane in the order in which a log filled them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
+from kvcodec.layout import Lane
 
 
 class BlockOrder:
-    """Blocks in use, by generation; looked up anew only when some block was opened or erased.
+    """Blocks of one lane in use, by generation; looked up anew only when some block was opened or erased.
 
     A block of which no unit is good has no place in the order.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, lane: Lane) -> None:
+        self._device, self._lane = device, lane
         self._generations = np.empty(0, np.uint64)
         self._order: list[Block] = []
 
@@ -33,7 +34,7 @@ class BlockOrder:
                 except CorruptRecord:
                     whole = False  # a writer may be in the middle of its header: look again next time
                     continue
-                if block is not None:
+                if block is not None and block.lane == self._lane:
                     found.append(block)
             self._order = sorted(found, key=lambda b: b.generation)
             self._generations = generations if whole else np.empty(0, np.uint64)
@@ -44,3 +45,18 @@ class BlockOrder:
         order = self.in_use()
         i = 0 if block is None else bisect_right(order, block.generation, key=lambda b: b.generation)
         return order[i] if i < len(order) else None
+
+
+class OneBlock(BlockOrder):
+    """One block, as if its lane had no other."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def in_use(self) -> list[Block]:
+        """That one."""
+        return [self._block]
+
+    def following(self, block: Block | None) -> Block | None:
+        """None follows."""
+        return None

@@ -65,10 +65,21 @@ class Dictionaries:
             self._firsts.setdefault(key, header)
         self._forms.setdefault(basis, {}).setdefault(parent, []).append(one)
 
+    def adopt(self, other: Dictionaries) -> None:
+        """Know what another one of the same log knows of sets that are loaded or were brought."""
+        self.pursuit = other.pursuit
+        self._sets, self._depths = other._sets | self._sets, other._depths | self._depths
+
+    def move(self, one: Located) -> None:
+        """A record that is known has been copied."""
+        header = one.header
+        records = self._forms.get(header["basis_hash"].tobytes(), {}).get(parent_of(header), [])
+        records[:] = [one if int(known.header["lsn"]) == int(header["lsn"]) else known for known in records]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the log's DICTIONARY and CODEBOOK records."""
-        return record_bytes(self._records())
+        return record_bytes(self.records())
 
     @property
     def growths(self) -> list[Growth]:
@@ -77,7 +88,8 @@ class Dictionaries:
         grown = [form for form in forms if form[1] != WHOLE and not count_missing(form[2])]
         return [Growth(basis, parent, record_bytes(records)) for basis, parent, records in grown]
 
-    def _records(self) -> Iterator[Located]:
+    def records(self) -> Iterator[Located]:
+        """All DICTIONARY and CODEBOOK records of the log."""
         return (one for forms in self._forms.values() for records in forms.values() for one in records)
 
     def held(self) -> list[bytes]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
+from kvcodec.flash.block import Counters
 from kvcodec.layout import SPARE_BYTES, CodecId
 from kvcodec.store.index import row_bytes
 from kvcodec.store.reading import count_kinds
@@ -122,7 +123,7 @@ def measure_store(store: Store) -> Stats:
     device, log = store.device, store.log
     sequences = tuple(_measure_sequence(store, index) for index in store.index.sequences.values())
     grown = store.index.dictionaries.growths
-    counters = device.counters if store.writable else log.counters()
+    counters = sum(device.counters.values(), Counters()) if store.writable else log.counters()
     erase_counts, units = [], 0
     for number in np.flatnonzero(device.generations()).tolist():
         units += int(device.programmed(number).sum())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,6 +16,7 @@ import numpy as np
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
+    CorruptRecord,
     FormatError,
     KvcodecError,
     NoSpace,
@@ -23,17 +26,23 @@ from kvcodec.errors import (
     UnknownSequence,
 )
 from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD
+from kvcodec.layout import FRAME_OVERHEAD, DropScope
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, join_records
+from kvcodec.log.order import order_records
+from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
-from kvcodec.log.writer import LogWriter
+from kvcodec.log.takeup import Writers, take_up
+from kvcodec.log.writer import LaneWriter
 from kvcodec.store.coding import Coding
+from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
+from kvcodec.store.known import KnownRecords
+from kvcodec.store.liveness import Liveness
 from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
@@ -44,11 +53,13 @@ from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
 
 if TYPE_CHECKING:
+    from kvcodec.attention.state import AttentionState
     from kvcodec.attention.strips import Form
     from kvcodec.store.growing import Growing
 
 K = TypeVar("K")
 T = TypeVar("T")
+_DEAD_SHARE = 0.02  # of a block that is worth cleaning it when a log is compacted
 _STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
 
@@ -66,7 +77,7 @@ class Store:
         self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
         self._threads = threads
         self.lock = threading.RLock()
-        self._writer: LogWriter | None = None
+        self._writers: Writers | None = None
         self._sequences: dict[int, Sequence] = {}
         self._closed = False
         self.will_write = writable
@@ -82,10 +93,14 @@ class Store:
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
-        self._located: list[Sequence_[Located]] = []
+        self.known = KnownRecords()
         trusted = load_sidecar(self.path, self.log, resume=resume)
         self._trusted = bool(trusted)
-        self._enter(join_records([trusted, self.log.poll_table()]))
+        found = self.log.poll_table()
+        self.log.take_jumps()
+        self._enter(order_records([trusted, found]) if len(self.log.kept.blocks.in_use()) else
+                    join_records([trusted, found]))  # fmt: skip
+        self.index.check()
 
     # -- opening and closing -----------------------------------------------------------------------------------
 
@@ -99,7 +114,7 @@ class Store:
 
     @property
     def writable(self) -> bool:
-        return self._writer is not None
+        return self._writers is not None
 
     def begin(
         self,
@@ -126,7 +141,9 @@ class Store:
                 self.index.dictionaries.find(rule.policy.spec.basis)
         check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
-        self._writer = LogWriter(self.device, self.log)
+        self._writers = take_up(self.device, self.log)
+        keeper = Liveness(self.index, self.known.table, self.known.add, self.known.forget)
+        self._cleaner = Cleaner(self.device, self.log, self._writers, keeper)
         if grow:
             from kvcodec.store.growing import Growing  # its kernels are for few logs
 
@@ -152,12 +169,14 @@ class Store:
             if self._closed:
                 return
             try:
-                if self._writer is not None:
+                if self._writers is not None:
                     try:
                         self._log_open_rows()
                     finally:  # what is in the log already becomes durable even if there is no room for more
-                        self._writer.witness()
-                        write_sidecar(self.path, self.device.uuid, self._writer.end(), join_records(self._located))
+                        for writer in self._writers:
+                            writer.witness()
+                        ends = [writer.end() for writer in self._writers]
+                        write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
 
@@ -187,15 +206,54 @@ class Store:
             self.refresh()
             number = self.index.by_name.get(name)
             if number is None:
-                if self._writer is None:
+                if self._writers is None:
                     raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
                 number = self._begin_sequence(name)
             if number not in self._sequences:
                 self._sequences[number] = Sequence(self, self.index.sequences[number])
             sequence = self._sequences[number]
-            if self._writer is not None:
+            if self._writers is not None:
                 sequence.take_up()
             return sequence
+
+    def drop(self, name: str) -> None:
+        """End a sequence; its name is free again. What was forked from it stays. Raises UnknownSequence."""
+        with self.lock:
+            self.check_writable()
+            number = self.index.by_name.get(name)
+            if number is None:
+                raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
+            self.log_records([drop_record(number, DropScope.SEQUENCE)])
+            self._sequences.pop(number, None)
+
+    def fork(self, name: str, new: str, tokens: int | None = None) -> Sequence:
+        """Begin a sequence with the first tokens, all unless told, of another one, whose records it shares.
+
+        Raises UnknownSequence, SpecError for a name that is taken, ShapeError for tokens that are not there.
+        """
+        with self.lock:
+            self.check_writable()
+            check_name(new)
+            if name not in self.index.by_name:
+                raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
+            if new in self.index.by_name:
+                raise SpecError(f"{self.path} holds a sequence {new!r} already")
+            parent = self.sequence(name)
+            length = len(parent) if tokens is None else operator.index(tokens)
+            info = parent.prepare_fork(length)
+            number = self.index.last_id + 1
+            self.log_records([replace(info, id=number, name=new, fork=(info.id, length)).record()])
+            return self.sequence(new)
+
+    def compact(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
+        """Clean every block of which a share is dead, so that the file is as small as it gets; how many were erased.
+
+        progress: called with blocks that are done and those that are known to be wanted. Raises NoSpace.
+        """
+        with self.lock:
+            self.check_writable()
+            self._log_open_rows()
+            return self._cleaner.clean_all(_DEAD_SHARE, progress)
 
     def sequences(self) -> list[str]:
         """Names of all sequences, in the order in which they were begun."""
@@ -208,7 +266,7 @@ class Store:
 
     def _begin_sequence(self, name: str) -> int:
         model = self.model
-        number = max(self.index.sequences, default=0) + 1
+        number = self.index.last_id + 1
         assert self.index.default is not None
         self.log_records([SequenceInfo(number, name, model.hash, self.index.default).record()])
         return number
@@ -222,14 +280,45 @@ class Store:
                 raise StoreClosed(f"{self.path} is closed")
             if self._failure is not None:
                 raise self._failure
-            if self._writer is not None:
+            if self._writers is not None:
                 return
             try:
-                self._enter(self.log.poll_table())
+                self._follow()
             except BaseException as error:  # records may be missing from the index now, DROPs among them
                 broken = f"{self.path}: following the log failed, open it again: {error}"
                 self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
                 raise
+
+    def _follow(self) -> bool:
+        """Take in what the log has beyond what is known; whether there was anything."""
+        news = self.log.follow()
+        if news.jumped:
+            self._reload()
+            return True
+        self._enter(news.fresh)
+        self.index.move(news.moved)
+        return len(news.fresh) + len(news.moved) > 0
+
+    def _reload(self) -> None:
+        """Read the log anew: a writer erased blocks before they were read."""
+        before = self.index
+        self._load(self.log.recovery, resume=False)
+        self.index.dictionaries.adopt(before.dictionaries)
+        for number, sequence in list(self._sequences.items()):
+            if number in self.index.sequences:
+                sequence.rebind(self.index.sequences[number])
+            else:
+                del self._sequences[number]
+
+    def retrying(self, work: Callable[[], T]) -> T:
+        """What `work` gives, done again where a writer erased a block under it."""
+        while True:
+            try:
+                return work()
+            except CorruptRecord:
+                with self.lock:
+                    if self._closed or self._writers is not None or self._failure is not None or not self._follow():
+                        raise
 
     def sync(self) -> None:
         """Everything appended so far is durable when this returns."""
@@ -251,16 +340,18 @@ class Store:
         if failures:
             raise failures[0]
 
-    def check_writable(self) -> LogWriter:
-        """The writer. Raises StoreClosed if there is none."""
-        if self._closed or self._writer is None:
+    def check_writable(self) -> LaneWriter:
+        """The writer of what is appended. Raises StoreClosed if there is none."""
+        if self._closed or self._writers is None:
             raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
         self.device.image.fd()
-        return self._writer
+        return self._writers.fresh
 
     def log_records(self, records: Sequence_[Record]) -> None:
         """Commit records to the log and enter them in the index."""
-        self._enter(self.check_writable().append(records))
+        writer, unit = self.check_writable(), self.device.geometry.unit_bytes
+        self._cleaner.keep_room(sum(record.size for record in records) // unit + 1)
+        self._enter(writer.append(records))
 
     def grow(self) -> None:
         """Let the sets grow for which it is time. Where the device has no room for that, they stay as they are."""
@@ -271,12 +362,12 @@ class Store:
     def _enter(self, located: Sequence_[Located]) -> None:
         self.index.enter(located)
         if self.will_write:
-            self._located.append(located)
+            self.known.add(located)
 
     @property
     def frames(self) -> int:
         """Frames in the log."""
-        return self._writer.end().frames if self._writer else self.log.report.frames
+        return sum(writer.end().frames for writer in self._writers) if self._writers else self.log.report.frames
 
     @property
     def step_limit(self) -> int:
@@ -309,7 +400,7 @@ class Store:
         """
         from kvcodec.attention.arrays import check_bits  # whoever only reads or writes does without attention
         from kvcodec.attention.tiers import take_tiers
-        from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
+        from kvcodec.store.attending import check_batch, take_layer_queries
 
         check_bits(query_bits)
         check_batch(q, len(sequences))
@@ -320,16 +411,27 @@ class Store:
             raise ShapeError(f"layer {layer} has {len(layers)} shapes in these sequences, want one")
         wide = take_layer_queries(q, layers.copy().pop())
         taken = None if tiers is None else take_tiers(tiers, [c for s in sequences for c in s.sparse_codes(layer)])
+
+        def run() -> list[AttentionState]:
+            return self._attend(
+                layer, sequences, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken
+            )
+
+        states = self.retrying(run)
+        return states if return_state else np.stack([state.output() for state in states])
+
+    def _attend(
+        self, layer: int, sequences: Sequence_[Readable], wide: Any, window: int | None, tokens: Any, **how: Any
+    ) -> list[AttentionState]:
+        from kvcodec.store.attending import attend_places
+
         forms: list[Form] = []
         with self.lock:
             self.refresh()
             places = [sequence.find_places(layer, window, tokens, forms) for sequence in sequences]
         try:
-            shape = layers.pop()
-            states = attend_places(
-                shape, places, forms, wide, scale=scale, query_bits=query_bits, tiers=taken, threads=self._threads,
-                pool=self._pool,
-            )  # fmt: skip
+            shape = sequences[0].layer(layer)
+            states = attend_places(shape, places, forms, wide, threads=self._threads, pool=self._pool, **how)
         except LookupError as error:
             raise sequences[int(error.args[0])].lost(layer) from None
         except RuntimeError:  # the pool is gone
@@ -339,7 +441,7 @@ class Store:
         with self.lock:
             for place in (place for found in places for place in found.read):
                 self.log.check_unerased(place)
-        return states if return_state else np.stack([state.output() for state in states])
+        return states
 
     def sync_log(self) -> None:
         """Make what is in the log durable, and leave open rows as they are."""

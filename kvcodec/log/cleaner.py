@@ -1,0 +1,238 @@
+"""Cleaning: what is alive in a block is copied into lane KEPT, then the block is erased (formats/frame.md).
+
+A block is erased once two things are durable: its copies, and a FREED record that says which frames went with it. What
+made the rest of it worthless must be durable as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.errors import CorruptRecord
+from kvcodec.flash.block import Block
+from kvcodec.flash.device import Device
+from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind
+from kvcodec.log.blocks import OneBlock
+from kvcodec.log.frame import Record
+from kvcodec.log.freed import freed_records
+from kvcodec.log.located import Located
+from kvcodec.log.reader import Log
+from kvcodec.log.recover import Recovery
+from kvcodec.log.takeup import Writers
+from kvcodec.log.victims import choose_victim
+from kvcodec.log.walk import Cursor, Walk
+
+_FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
+_LEAST_FREE = 3
+_AT_ONCE = 8  # units of copies that one step makes at most
+
+
+class Keeper(Protocol):
+    """Who knows what is alive."""
+
+    def live_bytes(self) -> NDArray[np.float64]:
+        """Bytes of live records in each block of the device, about, (blocks present,)."""
+        ...
+
+    def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
+        """Those of a block's records that are alive."""
+        ...
+
+    def moved(self, copies: Sequence[Located]) -> None:
+        """Records are where these copies of them are."""
+        ...
+
+    def erased(self, block: Block) -> None:
+        """A block is gone."""
+        ...
+
+
+@dataclass
+class _Victim:
+    """A block that is being cleaned: records yet to be copied. copied: whether all were. frames: first and behind the
+    last. waits_for: frame of lane FRESH that must be durable before it may be erased.
+    """
+
+    block: Block
+    walk: Walk
+    frames: tuple[int, int]
+    queue: deque[Located] = field(default_factory=deque)
+    has_runs: bool = False
+    waits_for: int = 0
+
+
+class Cleaner:
+    """Cleans the blocks of a log, a little at a time."""
+
+    def __init__(self, device: Device, log: Log, writers: Writers, keeper: Keeper) -> None:
+        self._device, self._log, self._writers, self._keeper = device, log, writers, keeper
+        self._victim: _Victim | None = None
+        self._spoilt: set[int] = set()  # generations of blocks that can't be cleaned
+
+    @property
+    def reserve(self) -> int:
+        """Erased blocks below which cleaning begins."""
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.blocks))
+
+    def keep_room(self, units: int) -> None:
+        """A step for `units` that are to be programmed, if erased blocks are getting few. Raises NoSpace."""
+        free = self._device.erased_blocks
+        if self._victim is None and free > self.reserve:
+            return
+        while self._device.erased_blocks <= 1 + units // self._device.geometry.units_per_block:
+            if not self._clean_one(urgent=True):
+                return
+        if self._victim is None and not self._begin(urgent=free <= self.reserve // 2):
+            return
+        self._step(self._share(units))
+
+    def _share(self, units: int) -> int:
+        """Units of copies that keep pace with so many of a writer."""
+        assert self._victim is not None
+        per_block = self._device.geometry.units_per_block
+        live = sum(_size(one) for one in self._victim.queue) // self._device.geometry.unit_bytes + 1
+        return min(_AT_ONCE, max(1, units) * -(-live // max(1, per_block - live)) + 1)
+
+    def clean_all(self, least: float, tell: Callable[[int, int], None] = lambda _done, _all: None) -> int:
+        """Clean blocks until none is dead to a share of `least`. Gives how many were erased.
+
+        tell: called with the blocks that are done and all that are to be. Raises NoSpace.
+        """
+        for writer in self._writers:
+            writer.sync()
+        if self._writers.fresh.block is not None:
+            self._writers.fresh.begin_block()
+        old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
+        done = 0
+        while True:
+            chosen = [block for block, share in self._candidates() if block.generation in old and 1 - share >= least]
+            if not chosen and self._victim is None:
+                return done
+            if self._victim is None:
+                self._take(chosen[0])
+            self._finish()
+            done += 1
+            tell(done, done + max(0, len(chosen) - 1))
+
+    # -- one block ---------------------------------------------------------------------------------------------
+
+    def _clean_one(self, *, urgent: bool) -> bool:
+        if self._victim is None and not self._begin(urgent=urgent):
+            return False
+        self._finish()
+        return True
+
+    def _finish(self) -> None:
+        while self._victim is not None:
+            self._step(1 << 30)
+            if self._victim is not None:
+                self._writers.fresh.sync()
+
+    def _candidates(self) -> list[tuple[Block, float]]:
+        """Blocks that can be cleaned, each with the share of it that is alive."""
+        live = self._keeper.live_bytes()
+        room = self._device.geometry.block_bytes - self._device.geometry.unit_bytes
+        found = []
+        for walk, writer in zip(self._log.walks, self._writers, strict=True):
+            for block in walk.blocks.in_use():
+                is_open = writer.block is not None and block.generation == writer.block.generation
+                if not is_open and block.generation not in self._spoilt:
+                    found.append((block, min(1.0, live[block.number] / room)))
+        return found
+
+    def _begin(self, *, urgent: bool) -> bool:
+        """Choose a block and look at what is alive in it; False if there is none worth it."""
+        found = self._candidates()
+        if not found:
+            return False
+        blocks, shares = zip(*found, strict=True)
+        counts = np.array([self._device.erase_counts.get(block.number, 0) for block in blocks], np.int64)
+        age = np.array([self._device.generation - block.generation for block in blocks], np.float64)
+        mean = sum(self._device.erase_counts.values()) / max(1, len(self._device.erase_counts))
+        chosen = choose_victim(np.array(shares), age, counts, mean, urgent=urgent)
+        if chosen < 0:
+            return False
+        return self._take(blocks[chosen])
+
+    def _take(self, block: Block) -> bool:
+        walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
+        victim = _Victim(block, walk, self._frames_of(walk, block))
+        records = self._read(walk, block)
+        if any(int(one.header["kind"]) not in HEADERS for one in records):
+            self._spoilt.add(block.generation)  # who knows what they hang on
+            return False
+        victim.has_runs = any(int(one.header["kind"]) == Kind.FREED for one in records)
+        victim.queue.extend(self._keeper.choose(block.number, records))
+        victim.waits_for = self._writers.fresh.number
+        self._victim = victim
+        return True
+
+    def _frames_of(self, walk: Walk, block: Block) -> tuple[int, int]:
+        """Frames that go with a block: from its first one up to that of the next block of its lane."""
+        following = walk.blocks.following(block)
+        first = walk.first_frame(block)
+        behind = None if following is None else walk.first_frame(following)
+        if first is None:
+            return 0, 0
+        return first.id.number, first.id.number if behind is None else behind.id.number
+
+    def _read(self, walk: Walk, block: Block) -> list[Located]:
+        """All records of a block."""
+        first = walk.first_frame(block)
+        if first is None:
+            return []
+        alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
+        alone.blocks = OneBlock(block)
+        alone.cursor = Cursor(block, self._device.geometry.unit_bytes, first.id.number - 1, first.id.previous)
+        return alone.poll()
+
+    def _step(self, units: int) -> None:
+        """Copy up to so many units of what is alive in the victim; with the last of it, free it."""
+        victim = self._victim
+        assert victim is not None
+        left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
+        taken: list[Located] = []
+        while victim.queue and left > 0:
+            one = victim.queue.popleft()
+            try:
+                header, body = self._log.load(one.place)
+            except CorruptRecord:
+                self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
+                self._victim = None
+                return
+            copies.append(Record(np.array(header), body.copy()))
+            lsns.append(int(header["lsn"]))
+            taken.append(one)
+            left -= _size(one)
+        if copies:
+            self._keeper.moved(self._writers.kept.append(copies, lsns))
+        if not victim.queue:
+            self._free(victim)
+
+    def _free(self, victim: _Victim) -> None:
+        """Erase the victim, if what it waits for is durable."""
+        fresh, kept = self._writers
+        if fresh.durable < victim.waits_for:
+            fresh.settle()
+        if fresh.durable < victim.waits_for:
+            return
+        first, end = victim.frames
+        if first < end:
+            self._log.freed.add(victim.block.lane, first, end)
+        runs = list(self._log.freed) if victim.has_runs else [(victim.block.lane, first, end)] if first < end else []
+        if runs:
+            kept.append(freed_records(runs, (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4))
+        kept.sync()
+        self._device.erase(victim.block.number)
+        self._keeper.erased(victim.block)
+        self._victim = None
+
+
+def _size(one: Located) -> int:
+    return int(one.header["header_bytes"]) + int(one.header["body_bytes"]) + RECORD_HEADER.itemsize
