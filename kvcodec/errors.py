@@ -77,7 +77,7 @@ class CorruptRecord(FormatError):
 
 
 class BlockErased(CorruptRecord):
-    """The erase block that a record lay in was erased meanwhile; a reader that follows the log finds the record's copy."""
+    """The erase block that a record lay in was erased; a reader that follows the log finds the record's copy."""
 
 
 class IdentityMismatch(FormatError):

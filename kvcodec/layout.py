@@ -252,9 +252,7 @@ CODEBOOK_HEADER = np.dtype(
 
 DICTIONARY_USE = np.dtype([("layer", "<u2"), ("stream", "u1"), ("reserved", "u1")])
 
-DROP_HEADER = np.dtype(
-    [*_RECORD, ("first_token", "<u8"), ("end_token", "<u8"), ("scope", "u1"), ("reserved", "V15")]
-)
+DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("end_token", "<u8"), ("scope", "u1"), ("reserved", "V15")])
 
 FREED_HEADER = np.dtype([*_RECORD, ("runs", "<u4"), ("reserved", "V28")])
 

@@ -27,7 +27,7 @@ from kvcodec.log import writer as writer_module
 from kvcodec.log.frame import FrameId, build_frame
 from kvcodec.log.reader import Place
 from kvcodec.store.extents import Coded, Part
-from kvcodec.store.index import SequenceIndex
+from kvcodec.store.sequence_index import SequenceIndex
 from tests.caches import TINY, rows, same, tiny_model
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_group, forged_step

@@ -13,8 +13,9 @@ from kvcodec.errors import FormatError, MissingDictionary
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
 from kvcodec.store.given import keys_for
-from kvcodec.store.index import LogIndex, SequenceIndex
+from kvcodec.store.index import LogIndex
 from kvcodec.store.reading import read_extent
+from kvcodec.store.sequence_index import SequenceIndex
 
 
 class LostTokens(NamedTuple):

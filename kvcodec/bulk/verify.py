@@ -21,8 +21,9 @@ from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
 from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
-from kvcodec.store.index import LogIndex, SequenceIndex
+from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
+from kvcodec.store.sequence_index import SequenceIndex
 
 _PERIOD = 0.05  # seconds between letting go of the pages that were read
 
@@ -131,7 +132,7 @@ class _Verification:
         torn, cursor, size = self.log.report.torn, self.log.cursor, self.device.geometry.unit_bytes
         if torn is None:
             return self.gaps
-        durable = max(self.log.known_durable, cursor.durable) >= cursor.number > 0
+        durable = max(self.log.fresh.known_durable, cursor.durable) >= cursor.number > 0
         return [*self.gaps, replace(torn, start=torn.start + -cursor.offset % size) if durable else torn]
 
     def _check_units(self, tell: Progress) -> None:

@@ -60,5 +60,5 @@ def decode_header(raw: Bytes, at: int) -> Block:
     if max(int(header[field]) for field in ("generation", "erase_count", *_COUNTED.values())) >= COUNTER_LIMIT:
         raise CorruptRecord(at, "block header: a count out of range")
     before = Counters(**{name: int(header[field]) for name, field in _COUNTED.items()})
-    numbers = (int(header[field]) for field in ("block", "generation", "erase_count"))
-    return Block(*numbers, before, Lane(int(header["lane"])))
+    number, generation, erases = (int(header[field]) for field in ("block", "generation", "erase_count"))
+    return Block(number, generation, erases, before, Lane(int(header["lane"])))

@@ -240,10 +240,13 @@ class Device:
         mean = round(sum(counts.values()) / len(counts)) if counts else 0
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
-    def next_blocks(self, n: int) -> list[int]:
-        """The n erased blocks that will be opened next, least worn first. Raises NoSpace."""
+    def next_blocks(self, n: int, lane: Lane = Lane.FRESH) -> list[int]:
+        """The n erased blocks that will be opened next in a lane: for what is new the least worn first, for what has
+        proved to last the most worn. Raises NoSpace.
+        """
         fresh = range(self._untouched, min(self._untouched + n, self.blocks))
-        candidates = sorted([*fresh, *self._erased], key=lambda b: (self.erase_counts.get(b, 0), b))
+        worn = -1 if lane == Lane.KEPT else 1
+        candidates = sorted([*fresh, *self._erased], key=lambda b: (worn * self.erase_counts.get(b, 0), b))
         if len(candidates) < n:
             raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {len(candidates)} left", str(self.image.path))
         return candidates[:n]
@@ -257,7 +260,7 @@ class Device:
         """Open the next erased block for programming in a lane, under a generation above every one used before: its
         header takes the first unit. Raises NoSpace.
         """
-        number = self.next_blocks(1)[0]
+        number = self.next_blocks(1, lane)[0]
         before = replace(self.counters[lane])
         block = Block(number, self.generation + 1, self.erase_counts.get(number, 0), before, lane)
         self._open[lane] = _Open(block, 0)

@@ -56,7 +56,3 @@ class OneBlock(BlockOrder):
     def in_use(self) -> list[Block]:
         """That one."""
         return [self._block]
-
-    def following(self, block: Block | None) -> Block | None:
-        """None follows."""
-        return None

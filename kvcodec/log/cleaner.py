@@ -25,7 +25,7 @@ from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.takeup import Writers
-from kvcodec.log.victims import choose_victim
+from kvcodec.log.victims import FULL, choose_victim
 from kvcodec.log.walk import Cursor, Walk
 
 _FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
@@ -74,6 +74,7 @@ class Cleaner:
         self._device, self._log, self._writers, self._keeper = device, log, writers, keeper
         self._victim: _Victim | None = None
         self._spoilt: set[int] = set()  # generations of blocks that can't be cleaned
+        self._levelled = False  # whether the last victim was chosen for its wear
 
     @property
     def reserve(self) -> int:
@@ -85,7 +86,10 @@ class Cleaner:
         free = self._device.erased_blocks
         if self._victim is None and free > self.reserve:
             return
-        while self._device.erased_blocks <= 1 + units // self._device.geometry.units_per_block:
+        needed = 1 + units // self._device.geometry.units_per_block
+        for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
+            if self._device.erased_blocks > needed:
+                break
             if not self._clean_one(urgent=True):
                 return
         if self._victim is None and not self._begin(urgent=free <= self.reserve // 2):
@@ -155,9 +159,10 @@ class Cleaner:
         counts = np.array([self._device.erase_counts.get(block.number, 0) for block in blocks], np.int64)
         age = np.array([self._device.generation - block.generation for block in blocks], np.float64)
         mean = sum(self._device.erase_counts.values()) / max(1, len(self._device.erase_counts))
-        chosen = choose_victim(np.array(shares), age, counts, mean, urgent=urgent)
+        chosen = choose_victim(np.array(shares), age, counts, mean, urgent=urgent, level=not self._levelled)
         if chosen < 0:
             return False
+        self._levelled = shares[chosen] >= FULL
         return self._take(blocks[chosen])
 
     def _take(self, block: Block) -> bool:

@@ -62,7 +62,11 @@ def read_freed(header: np.void, body: Bytes, at: int) -> list[tuple[Lane, int, i
     found = []
     for row in rows:
         lane, first, frames = (int(row[field]) for field in ("lane", "first_frame", "frames"))
-        if lane not in lanes or not (1 <= first < COUNTER_LIMIT and 1 <= frames < COUNTER_LIMIT) or row["reserved"].any():
+        if (
+            lane not in lanes
+            or not (1 <= first < COUNTER_LIMIT and 1 <= frames < COUNTER_LIMIT)
+            or row["reserved"].any()
+        ):
             raise CorruptRecord(at, "a run of frames of a FREED record")
         found.append((Lane(lane), first, first + frames))
     return found

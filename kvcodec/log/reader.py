@@ -21,7 +21,7 @@ from kvcodec.log.frame import read_record_header
 from kvcodec.log.freed import FreedFrames, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable
 from kvcodec.log.order import order_records
-from kvcodec.log.recover import BadRange, Recovery, Report
+from kvcodec.log.recover import Recovery, Report
 from kvcodec.log.walk import Cursor, Walk
 
 __all__ = ["NOWHERE", "Cursor", "Located", "Log", "News", "Pending", "Place"]

@@ -65,7 +65,12 @@ def write_sidecar(path: Path, log: Log, ends: Sequence[LaneEnd], located: Sequen
     body = lanes.tobytes() + join_records([located]).entries.tobytes()
     head = np.zeros((), SIDECAR)
     head["magic"], head["version"], head["records"] = SIDECAR_MAGIC, FORMAT_VERSION, len(located)
-    head["uuid"], head["lsn"], head["lanes"], head["body_crc"] = np.void(log.device.uuid), log.lsn, len(ends), crc32c(body)
+    head["uuid"], head["lsn"], head["lanes"], head["body_crc"] = (
+        np.void(log.device.uuid),
+        log.lsn,
+        len(ends),
+        crc32c(body),
+    )
     head["crc"] = crc32c(head.tobytes()[:-4])
     target = sidecar_path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
@@ -96,7 +101,7 @@ def load_sidecar(path: Path, log: Log, *, resume: bool) -> RecordTable:
 
 
 def _read_verified(path: Path, log: Log) -> tuple[np.void, npt.NDArray[np.void], npt.NDArray[np.void]] | None:
-    """Header, lanes and entries of a sidecar of this log whose checksums hold; its size is checked before it is read."""
+    """Header, lanes and entries of a sidecar of this log whose checksums hold; its size is checked before."""
     if not path.is_file():
         return None
     with open(path, "rb") as file:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from kvcodec.errors import SpecError
 from kvcodec.flash.device import Device
-from kvcodec.layout import Lane
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.walk import Walk

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_WORN_APART = 8  # erases that a block may lag behind the mean before it is cleaned for that alone
+_WORN_APART = 0.05  # of the mean of erases that a block may lag behind it before it is cleaned for that alone
+_LEAST_APART = 2
+FULL = 0.97  # of a block that is alive: cleaning it gives nothing worth the wear
 
 
 def choose_victim(
@@ -15,24 +17,25 @@ def choose_victim(
     mean_erases: float,
     *,
     urgent: bool,
+    level: bool = True,
 ) -> int:
     """Number of the block that is best cleaned, or -1 if none gives anything.
 
     live: share of each block that is alive, 0 to 1. age: how long ago it was opened, in any unit. erases: of each.
     mean_erases: of all blocks of the device. urgent: what is freed soonest counts (greedy); else also how long a block
     has been left alone (cost-benefit: Rosenblum and Ousterhout, 1992), since what died there will not be joined by
-    much more. A block that lags behind in wear comes first, alive or not, as long as nothing is urgent: what never
-    changes must not sit on the least worn blocks.
+    much more. level: a block that lags behind in wear comes first, alive or not, as long as nothing is urgent: what
+    never changes must not sit on the least worn blocks.
     """
     if not len(live):
         return -1
     lags = mean_erases - erases
-    if not urgent and lags.max() > _WORN_APART:
+    if level and not urgent and lags.max() > max(_LEAST_APART, _WORN_APART * mean_erases):
         return int(lags.argmax())
     if urgent:
         best = int(live.argmin())
     else:
         best = int(((1 - live) * (1 + age) / (1 + live)).argmax())
-        if live[best] >= 1:
+        if live[best] >= FULL:
             best = int(live.argmin())
-    return best if live[best] < 1 else -1
+    return best if live[best] < FULL else -1

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from kvcodec.errors import DeviceError
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
@@ -74,8 +76,8 @@ class LaneWriter:
     def append(self, records: Sequence[Record], lsns: Sequence[int] = ()) -> Sequence[Located]:
         """Commit records in frames; whole units are programmed now, the rest with the next append or `sync`.
 
-        lsns: of copies those that the records have. Returns each record (each part of one that was split) with its place. Raises NoSpace and SpecError with
-        nothing written; DeviceError if the file failed in the middle, after which the log must be opened again.
+        lsns: of copies those that the records have. Returns each record (each part of one that was split) with its
+        place. Raises NoSpace and SpecError with nothing written; DeviceError if the file failed in the middle, after which the log must be opened again.
         """
         self._refuse_if_failed()
         unit, block_bytes = self._unit, self.device.geometry.block_bytes
@@ -158,7 +160,7 @@ class LaneWriter:
             raise DeviceError(errno.EIO, "an earlier write failed; open the log again", path)
 
     def _reserve(self, frames: Sequence[PlannedFrame]) -> None:
-        fresh = self.device.next_blocks(sum(frame.fresh for frame in frames))
+        fresh = self.device.next_blocks(sum(frame.fresh for frame in frames), self.lane)
         number = self._block.number if self._block else -1
         for frame in frames:
             if frame.fresh:

@@ -1,4 +1,4 @@
-"""Forgetting tokens: a whole sequence, its tail, a range of it. What is forgotten becomes free when blocks are cleaned."""
+"""Forgetting tokens: all of a sequence, its tail, a range. Their bytes become free when blocks are cleaned."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from kvcodec.log.located import RecordTable
 from kvcodec.store.packed import Rows, coded_at
 
 if TYPE_CHECKING:
-    from kvcodec.store.index import LogIndex, RowsOf, SequenceIndex
+    from kvcodec.store.index import LogIndex
+    from kvcodec.store.sequence_index import RowsOf, SequenceIndex
 
 Words = npt.NDArray[np.uint64]
 KINDS = (Kind.GROUP, Kind.STEP, Kind.ROWS)

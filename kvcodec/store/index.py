@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from kvcodec.codecs.bitmap import bitmap_bytes, row_sizes
 from kvcodec.codecs.rows import codes_rows
 from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import Axis, CodecId, DropScope, Kind, StreamId, Transform, align
+from kvcodec.layout import MAX_TOKEN, Axis, CodecId, DropScope, Kind, StreamId, Transform, align
 from kvcodec.log.frame import host_bytes
 from kvcodec.log.located import NOWHERE, Located, RecordTable
 from kvcodec.log.reader import Log
@@ -23,14 +22,14 @@ from kvcodec.store.entering import KINDS, enter_run
 from kvcodec.store.headers import read_spec, sections_of
 from kvcodec.store.model import Model, Stream, read_model
 from kvcodec.store.policy import Policy, read_sequence
-from kvcodec.store.sequence_index import Key, RowsOf, SequenceIndex
+from kvcodec.store.sequence_index import RowsOf, SequenceIndex
 
 _MANY = 64  # records that are worth entering together
 _CONTRADICTION = "the parts of a split record contradict each other"
 
 
 class LogIndex:
-    """Everything a store knows of a log. `enter` takes what Log.poll or LaneWriter.append returned, in the order of lsns.
+    """Everything a store knows of a log. `enter` takes what Log.poll or LaneWriter.append returned, by lsn.
 
     sharing: of each sequence that is or was, those that may read from its records: itself, and what was forked from it.
     default_lsn: of the record of `default`.

@@ -98,4 +98,3 @@ class Liveness:
         common = present.columns(RECORD_HEADER)
         own = (common["sequence"] == number) & (present.places["block"] != block)
         return bool(np.isin(present.kinds[own], kinds).any())
-

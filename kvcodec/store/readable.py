@@ -13,12 +13,12 @@ from kvcodec.errors import CorruptRecord, ShapeError, UnknownSequence
 from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.store.dictionaries import StreamCodecs
-from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.pairs import check_pair
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import cut_out, refuse_evicted, slice_tokens, take_tokens
+from kvcodec.store.sequence_index import Key, SequenceIndex
 from kvcodec.store.window import OpenRows
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class Readable:
         """Rows of one layer: one array (tokens, heads, dim) a stream, k then v (or c then kr).
 
         tokens: a slice, an index array in any order, or None for all that the layer holds, without those evicted; only
-        the token groups that hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding would lose.
-        Raises ShapeError, CorruptRecord.
+        the token groups that hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding
+        would lose. Raises ShapeError, CorruptRecord.
         """
         streams = self.layer(layer).streams
         model = self._index.model

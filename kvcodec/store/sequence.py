@@ -19,13 +19,13 @@ from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
 from kvcodec.store.ending import check_servable, drop_record, evict, truncate
 from kvcodec.store.extents import Extent
 from kvcodec.store.growths import Seen
-from kvcodec.store.index import Key
 from kvcodec.store.outgoing import Left, Outgoing, behind_keys, is_coded
 from kvcodec.store.policy import SequenceInfo
 from kvcodec.store.readable import Readable
 from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
 from kvcodec.store.rows import take_rows
+from kvcodec.store.sequence_index import Key
 from kvcodec.store.window import OpenRows, Rows
 
 Array = npt.NDArray[Any]
@@ -235,7 +235,7 @@ class Sequence(Readable):
             self._store.log_records([evict(self, operator.index(first), operator.index(end), settled, self._index)])
 
     def prepare_fork(self, length: int) -> SequenceInfo:
-        """Have all rows in the log; what a sequence that shares the first `length` tokens begins as. Raises ShapeError."""
+        """Have all rows in the log; what a sequence that shares `length` tokens begins as. Raises ShapeError."""
         self.take_up()
         self.log_open_rows()
         if not 0 <= length <= len(self):

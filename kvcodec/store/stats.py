@@ -14,7 +14,7 @@ from kvcodec.store.index import row_bytes
 from kvcodec.store.reading import count_kinds
 
 if TYPE_CHECKING:
-    from kvcodec.store.index import SequenceIndex
+    from kvcodec.store.sequence_index import SequenceIndex
     from kvcodec.store.store import Store
 
 

@@ -27,10 +27,10 @@ from kvcodec.errors import (
 )
 from kvcodec.flash.device import Device
 from kvcodec.layout import FRAME_OVERHEAD, DropScope
+from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, join_records
 from kvcodec.log.order import order_records
-from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
@@ -413,9 +413,7 @@ class Store:
         taken = None if tiers is None else take_tiers(tiers, [c for s in sequences for c in s.sparse_codes(layer)])
 
         def run() -> list[AttentionState]:
-            return self._attend(
-                layer, sequences, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken
-            )
+            return self._attend(layer, sequences, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken)
 
         states = self.retrying(run)
         return states if return_state else np.stack([state.output() for state in states])
