@@ -168,7 +168,7 @@ def test_much_appended_is_settled(tmp_path, calls, monkeypatch):
 
 
 def test_blocks_are_read_by_generation_not_by_number(tmp_path):
-    torn(tmp_path / "c", capacity=5 * 8192, more=128)  # block 1 is erased by the next writer, and used last
+    torn(tmp_path / "c", capacity=9 * 8192, more=128)  # block 1 is erased by the next writer, and used last
     with kv.open(tmp_path / "c", "a") as store:
         t = 64
         while True:

@@ -27,7 +27,7 @@ from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.takeup import Writers
 from kvcodec.log.victims import FULL, choose_victim
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Cursor, Span, Walk
 
 _FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
@@ -37,8 +37,8 @@ _AT_ONCE = 8  # units of copies that one step makes at most
 class Keeper(Protocol):
     """Who knows what is alive."""
 
-    def live_bytes(self) -> NDArray[np.float64]:
-        """Bytes of live records in each block of the device, about, (blocks present,)."""
+    def dead_bytes(self) -> NDArray[np.float64]:
+        """Bytes of records that are worth nothing in each block of the device, (blocks present,)."""
         ...
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
@@ -56,13 +56,12 @@ class Keeper(Protocol):
 
 @dataclass
 class _Victim:
-    """A block that is being cleaned. frames: its first one, and the one behind its last. queue: records yet to be copied.
+    """A block that is being cleaned. span: its frames, None if it has none. queue: records yet to be copied.
     has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
     """
 
     block: Block
-    walk: Walk
-    frames: tuple[int, int]
+    span: Span | None
     queue: deque[Located] = field(default_factory=deque)
     has_runs: bool = False
     waits_for: int = 0
@@ -152,14 +151,15 @@ class Cleaner:
     def _candidates(self) -> list[tuple[Block, float]]:
         """Blocks that can be cleaned, each with the share of it that is alive."""
         passed = self._spoilt | {victim.block.generation for victim in self._ready}
-        live = self._keeper.live_bytes()
+        dead = self._keeper.dead_bytes()
         room = self._device.geometry.block_bytes - self._device.geometry.unit_bytes
         found = []
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
                 if not is_open and block.generation not in passed:
-                    found.append((block, min(1.0, live[block.number] / room)))
+                    own = dead[block.number] if block.generation in walk.spans else room
+                    found.append((block, max(0.0, 1 - own / room)))
         return found
 
     def _begin(self, *, urgent: bool) -> bool:
@@ -179,7 +179,7 @@ class Cleaner:
 
     def _take(self, block: Block) -> bool:
         walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
-        victim = _Victim(block, walk, self._frames_of(walk, block))
+        victim = _Victim(block, walk.spans.get(block.generation))
         records = self._read(walk, block)
         if any(int(one.header["kind"]) not in HEADERS for one in records):
             self._spoilt.add(block.generation)  # who knows what they hang on
@@ -190,27 +190,14 @@ class Cleaner:
         self._victim = victim
         return True
 
-    def _frames_of(self, walk: Walk, block: Block) -> tuple[int, int]:
-        """Frames that go with a block: from its first one up to that of the next block of its lane."""
-        first, writer = walk.first_frame(block), self._writers[walk.lane]
-        if first is None:
-            return 0, 0
-        following = walk.blocks.following(block)
-        while following is not None and (writer.block is None or following.generation != writer.block.generation):
-            behind = walk.first_frame(following)
-            if behind is not None:
-                return first.id.number, behind.id.number
-            following = walk.blocks.following(following)
-        return first.id.number, writer.first_in_block
-
     def _read(self, walk: Walk, block: Block) -> list[Located]:
         """All records of a block."""
-        first = walk.first_frame(block)
-        if first is None:
+        span = walk.spans.get(block.generation)
+        if span is None:
             return []
         alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
         alone.blocks = OneBlock(block)
-        alone.cursor = Cursor(block, self._device.geometry.unit_bytes, first.id.number - 1, first.id.previous)
+        alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
         return alone.poll()
 
     def _step(self, units: int) -> None:
@@ -247,7 +234,7 @@ class Cleaner:
             fresh.sync()
         if fresh.durable < waits_for or not self._ready:
             return
-        runs = [(victim.block.lane, *victim.frames) for victim in self._ready if victim.frames[0] < victim.frames[1]]
+        runs = [(victim.block.lane, victim.span.first, victim.span.end) for victim in self._ready if victim.span]
         for run in runs:
             self._log.freed.add(*run)
         if any(victim.has_runs for victim in self._ready):

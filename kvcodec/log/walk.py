@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,17 @@ class Cursor:
     drops: int = 0
 
 
+class Span(NamedTuple):
+    """The frames of a block that the walk accepted: at which byte the first one begins, its number, the number of the
+    frame behind the last, and the CRC of the frame before.
+    """
+
+    offset: int
+    first: int
+    end: int
+    previous: int
+
+
 _FEW = 8  # frames that are read with care before a scan is worth beginning
 
 
@@ -60,6 +72,7 @@ class Walk:
         self.report = Report()
         self.totals = Counters()
         self.lsn = 0
+        self.spans: dict[int, Span] = {}  # by the generation of blocks; of those that were walked
         self.known_durable = 0  # a frame number that the sidecar vouches for
         self.stopped = self._skipped = False
         self.blocks = BlockOrder(device, lane)
@@ -99,6 +112,7 @@ class Walk:
         self._skipped = False
         out += (Located(Place(block.generation, block.number, at), header) for at, header in frame.records)
         self._count(frame)
+        self.note(block, self.cursor.offset, frame.id.number, frame.id.number, frame.id.previous)
         self.cursor = Cursor(
             block,
             frame.end,
@@ -119,12 +133,21 @@ class Walk:
                 if not found.frames:
                     return
                 self._enter(block, offset)
+            self.note(block, offset, self.cursor.number + 1, found.cursor.number, self.cursor.crc)
             self._count_scanned(found)
             yield found.table
             self._skip_padding(block)
             if self._programmed_from(block, self.cursor.offset // self._unit):
                 return
             block, offset = self.blocks.following(block), self._unit
+
+    def note(self, block: Block, offset: int, first: int, last: int, previous: int) -> None:
+        """Frames first … last, the first of them at byte `offset`, belong to a block."""
+        known = self.spans.get(block.generation)
+        if known is not None:
+            self.spans[block.generation] = known._replace(end=max(known.end, last + 1))
+        elif last >= first:
+            self.spans[block.generation] = Span(offset, first, last + 1, previous)
 
     def _count_scanned(self, found: Scanned) -> None:
         self.report.frames += found.frames
@@ -202,7 +225,7 @@ class Walk:
             if rest.size == self._unit - inside and not rest.any():
                 self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
 
-    def first_frame(self, block: Block) -> Frame | None:
+    def _first_frame(self, block: Block) -> Frame | None:
         """The frame at the beginning of a block; None if there is none that is good."""
         try:
             return self._read(block, self._unit)
@@ -210,7 +233,7 @@ class Walk:
             return None
 
     def _first_continues(self, block: Block) -> bool:
-        frame = self.first_frame(block)
+        frame = self._first_frame(block)
         return frame is not None and self._continues(frame)
 
     def _jump_to(self, block: Block) -> bool:
@@ -218,7 +241,7 @@ class Walk:
 
         Where nothing is programmed any more behind the cursor, they were in blocks between it and that one.
         """
-        frame = self.first_frame(block)
+        frame = self._first_frame(block)
         return frame is not None and self._jump(frame)
 
     def _jump(self, frame: Frame) -> bool:

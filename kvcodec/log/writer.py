@@ -34,14 +34,12 @@ class LaneWriter:
 
     def __init__(self, device: Device, log: Log, walk: Walk, next_unit: int) -> None:
         self.device, self.lane = device, walk.lane
-        self._log = log
+        self._log, self._walk = log, walk
         self.durable = walk.cursor.durable
         self._number, self._crc, self._drops = walk.cursor.number, walk.cursor.crc, walk.cursor.drops
         self._session = int.from_bytes(os.urandom(4), "little") or 1
         self._session_start = self._number + 1
         self._block = walk.cursor.block
-        begun = None if self._block is None else walk.first_frame(self._block)
-        self.first_in_block = self._number + 1 if begun is None else begun.id.number  # number of that frame
         self._programmed_before = walk.totals.programmed  # when the open block was opened
         self._tail = Tail()  # bytes of frames in the unit that is not full yet
         self._starts: list[int] = []  # offsets in the block of the frames that begin in `_tail`
@@ -79,7 +77,8 @@ class LaneWriter:
         """Commit records in frames; whole units are programmed now, the rest with the next append or `sync`.
 
         lsns: of copies those that the records have. Returns each record (each part of one that was split) with its
-        place. Raises NoSpace and SpecError with nothing written; DeviceError if the file failed in the middle, after which the log must be opened again.
+        place. Raises NoSpace and SpecError with nothing written; DeviceError if the file failed in the middle, after
+        which the log must be opened again.
         """
         self._refuse_if_failed()
         unit, block_bytes = self._unit, self.device.geometry.block_bytes
@@ -175,7 +174,7 @@ class LaneWriter:
         if frame.fresh:
             self._close_unit()
             self._programmed_before = self.counters.programmed
-            self._block, self.first_in_block = self.device.allocate(self.lane), self._number + 1
+            self._block = self.device.allocate(self.lane)
             self._unit_start = self._pending_from = self._unit
         assert self._block is not None
         block, offset = self._block, self._unit_start + len(self._tail)
@@ -188,6 +187,7 @@ class LaneWriter:
             self._tail.extend(size), sealed, ident, starts, generation=block.generation, uuid=self.device.uuid
         )
         self._starts.append(offset)
+        self._walk.note(block, offset, ident.number, ident.number, self._crc)
         self._number, self._crc = ident.number, crc
         self._drops = count_drops(self._drops, (record.kind for _, record in frame.records))
         self._frames, self._frame_end = self._frames + 1, offset + size

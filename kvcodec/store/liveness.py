@@ -8,14 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.flash.block import Block
-from kvcodec.layout import GROUP_HEADER, RECORD_HEADER, STEP_HEADER, Kind
-from kvcodec.log.located import Located, RecordTable
-from kvcodec.store.coded import Extent
+from kvcodec.layout import RECORD_HEADER, Kind
+from kvcodec.log.located import Located, Place, RecordTable
 from kvcodec.store.entering import KINDS
-from kvcodec.store.index import LogIndex, row_bytes
-from kvcodec.store.model import Stream
-
-_HEADERS = {True: GROUP_HEADER.itemsize, False: STEP_HEADER.itemsize}
+from kvcodec.store.index import LogIndex
 
 
 class Liveness:
@@ -42,48 +38,38 @@ class Liveness:
         """See Keeper."""
         self._gone(block)
 
-    def live_bytes(self) -> NDArray[np.float64]:
-        """See Keeper. Records of models, sequences and sets count as nothing: they are few, and small."""
-        out = np.zeros(self._index.log.device.present_blocks())
-        seen: set[tuple[int, int]] = set()  # records of rows that a fork shares
-        for stream, extent in self._extents():
-            coded = extent.coded
-            for part in coded.parts:
-                place = part.place.block, part.place.offset
-                size = part.size if coded.step is None else coded.tokens * part.heads * row_bytes(coded.step, stream)
-                if coded.step is None and place in seen:
-                    continue
-                seen.add(place)
-                out[place[0]] += size + _HEADERS[coded.step is None]
-        for one in self._index.dictionaries.records():
-            out[one.place.block] += int(one.header["header_bytes"]) + int(one.header["body_bytes"])
-        return out
+    def dead_bytes(self) -> NDArray[np.float64]:
+        """See Keeper. Of rows and sets: other records are few, and small."""
+        table = self._present()
+        places, common = table.places, table.columns(RECORD_HEADER)
+        alive = np.array([_key(place.block, place.offset) for place in self._places()], np.uint64)
+        keys = places["block"].astype(np.uint64) << np.uint64(32) | places["offset"].astype(np.uint64)
+        dead = np.isin(table.kinds, (*KINDS, Kind.DICTIONARY, Kind.CODEBOOK)) & ~np.isin(keys, alive)
+        sizes = common["header_bytes"].astype(np.float64) + common["body_bytes"]
+        counted = np.bincount(places["block"][dead], sizes[dead], self._index.log.device.present_blocks())
+        return counted.astype(np.float64)
 
-    def _extents(self) -> Iterator[tuple[Stream, Extent]]:
-        """What sequences read from, or may, but for what windows have left behind."""
+    def _places(self) -> Iterator[Place]:
+        """Where records of rows and of sets lie that are alive; some more than once.
+
+        Of a layer with a window those that it needs, or may still need.
+        """
         for sequence in self._index.sequences.values():
             length = sequence.settled
-            for (layer, id_), extents in sequence.maps.items():
-                own = sequence.model.layers[layer]
-                stream = next(s for s in own.streams if s.id == id_)
-                for extent in extents.covering(own.held(length), 1 << 62):
-                    yield stream, extent
+            for (layer, _), extents in sequence.maps.items():
+                for extent in extents.covering(sequence.model.layers[layer].held(length), 1 << 62):
+                    yield from (part.place for part in extent.coded.parts)
+        yield from (one.place for one in self._index.dictionaries.records())
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
         """See Keeper."""
-        rows = {
-            part.place.offset
-            for _, extent in self._extents() for part in extent.coded.parts if part.place.block == block
-        }  # fmt: skip
-        sets = {one.place.offset for one in self._index.dictionaries.records() if one.place.block == block}
-        return [one for one in records if self._is_alive(one, block, rows, sets)]
+        alive = {place.offset for place in self._places() if place.block == block}
+        return [one for one in records if self._is_alive(one, block, alive)]
 
-    def _is_alive(self, one: Located, block: int, rows: set[int], sets: set[int]) -> bool:
+    def _is_alive(self, one: Located, block: int, alive: set[int]) -> bool:
         kind, number = int(one.header["kind"]), int(one.header["sequence"])
-        if kind in KINDS:
-            return one.place.offset in rows
-        if kind in (Kind.DICTIONARY, Kind.CODEBOOK):
-            return one.place.offset in sets
+        if kind in (*KINDS, Kind.DICTIONARY, Kind.CODEBOOK):
+            return one.place.offset in alive
         if kind == Kind.SEQUENCE and not number:
             return int(one.header["lsn"]) == self._index.default_lsn
         if kind == Kind.SEQUENCE:
@@ -98,3 +84,7 @@ class Liveness:
         common = present.columns(RECORD_HEADER)
         own = (common["sequence"] == number) & (present.places["block"] != block)
         return bool(np.isin(present.kinds[own], kinds).any())
+
+
+def _key(block: int, offset: int) -> int:
+    return block << 32 | offset

@@ -219,7 +219,7 @@ class Sequence(Readable):
             self._store.check_writable()
             self.take_up()
             self.log_open_rows()
-            self._store.log_records([truncate(self, operator.index(length), self._index)])
+            self._store.log_change(truncate(self, operator.index(length), self._index))
             self._begin_anew()
 
     def evict(self, first: int, end: int) -> None:
@@ -232,7 +232,7 @@ class Sequence(Readable):
             self._store.check_writable()
             self.take_up()
             settled = min(open_.first for open_ in self._open.values())
-            self._store.log_records([evict(self, operator.index(first), operator.index(end), settled, self._index)])
+            self._store.log_change(evict(self, operator.index(first), operator.index(end), settled, self._index))
 
     def prepare_fork(self, length: int) -> SequenceInfo:
         """Have all rows in the log; what a sequence that shares `length` tokens begins as. Raises ShapeError."""

@@ -223,7 +223,7 @@ class Store:
             number = self.index.by_name.get(name)
             if number is None:
                 raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
-            self.log_records([drop_record(number, DropScope.SEQUENCE)])
+            self.log_change(drop_record(number, DropScope.SEQUENCE))
             self._sequences.pop(number, None)
 
     def fork(self, name: str, new: str, tokens: int | None = None) -> Sequence:
@@ -242,7 +242,7 @@ class Store:
             length = len(parent) if tokens is None else operator.index(tokens)
             info = parent.prepare_fork(length)
             number = self.index.last_id + 1
-            self.log_records([replace(info, id=number, name=new, fork=(info.id, length)).record()])
+            self.log_change(replace(info, id=number, name=new, fork=(info.id, length)).record())
             return self.sequence(new)
 
     def compact(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
@@ -352,6 +352,12 @@ class Store:
         writer, unit = self.check_writable(), self.device.geometry.unit_bytes
         self._cleaner.keep_room(sum(record.size for record in records) // unit + 1)
         self._enter(writer.append(records))
+
+    def log_change(self, record: Record) -> None:
+        """Commit what changes a sequence but by appending; durable at once where steps are."""
+        self.log_records([record])
+        if self.durable_steps:
+            self.sync_log()
 
     def grow(self) -> None:
         """Let the sets grow for which it is time. Where the device has no room for that, they stay as they are."""
