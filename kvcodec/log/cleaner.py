@@ -82,20 +82,24 @@ class Cleaner:
         """Erased blocks below which cleaning begins."""
         return max(_LEAST_FREE, round(_FREE_SHARE * self._device.blocks))
 
-    def keep_room(self, units: int) -> None:
-        """A step for `units` that are to be programmed, if erased blocks are getting few, and as far as they last."""
+    def keep_room(self, records: Sequence[Record]) -> None:
+        """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
+        size, block_bytes = sum(record.size for record in records), self._device.geometry.block_bytes
+        most = 2 * size // block_bytes + 2  # blocks, each at least half full
+        if self._victim is None and not self._ready and self._device.erased_blocks - most > self.reserve:
+            return
+        needed = self._writers.fresh.count_fresh(records) + 1
         with contextlib.suppress(NoSpace):
-            self._keep_room(units)
+            self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
             return
         self._victim = None
 
-    def _keep_room(self, units: int) -> None:
+    def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
         if self._victim is None and not self._ready and free > self.reserve:
             return
-        needed = 1 + units // self._device.geometry.units_per_block
         for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
-            if self._device.erased_blocks > needed:
+            if self._device.erased_blocks >= needed:
                 break
             if not self._clean_one(urgent=True):
                 return

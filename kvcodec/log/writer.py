@@ -81,10 +81,9 @@ class LaneWriter:
         which the log must be opened again.
         """
         self._refuse_if_failed()
-        unit, block_bytes = self._unit, self.device.geometry.block_bytes
-        offset = self._unit_start + len(self._tail) if self._block else block_bytes
-        numbered = list(zip(lsns or range(self._log.lsn + 1, self._log.lsn + 1 + len(records)), records, strict=True))
-        frames = plan_frames(numbered, offset=offset, first=unit, block_bytes=block_bytes)
+        unit = self._unit
+        numbers = lsns or range(self._log.lsn + 1, self._log.lsn + 1 + len(records))
+        frames = self._plan(list(zip(numbers, records, strict=True)))
         self._reserve(frames)
         self._failed = True
         self._log.lsn += 0 if lsns else len(records)
@@ -95,6 +94,15 @@ class LaneWriter:
             self.settle()
         self._failed = False
         return located[0] if len(located) == 1 else join_records(located)
+
+    def _plan(self, numbered: Sequence[tuple[int, Record]]) -> list[PlannedFrame]:
+        block_bytes = self.device.geometry.block_bytes
+        offset = self._unit_start + len(self._tail) if self._block else block_bytes
+        return plan_frames(numbered, offset=offset, first=self._unit, block_bytes=block_bytes)
+
+    def count_fresh(self, records: Sequence[Record]) -> int:
+        """Erased blocks that records would need. Raises SpecError."""
+        return sum(frame.fresh for frame in self._plan([(0, record) for record in records]))
 
     def sync(self) -> None:
         """Pad and program the last unit; everything appended so far is durable when this returns."""

@@ -349,8 +349,8 @@ class Store:
 
     def log_records(self, records: Sequence_[Record]) -> None:
         """Commit records to the log and enter them in the index."""
-        writer, unit = self.check_writable(), self.device.geometry.unit_bytes
-        self._cleaner.keep_room(sum(record.size for record in records) // unit + 1)
+        writer = self.check_writable()
+        self._cleaner.keep_room(records)
         self._enter(writer.append(records))
 
     def log_change(self, record: Record) -> None:
