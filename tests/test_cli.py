@@ -19,7 +19,7 @@ from tests.test_bulk import REAL, TINY, make_dump, names
 from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = ("encode", "decode", "info", "verify", "diff", "train", "drift", "bench")
+COMMANDS = ("encode", "decode", "info", "verify", "diff", "drop", "fork", "compact", "train", "drift", "bench")
 MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 
@@ -212,6 +212,9 @@ def test_verify_says_what_is_wrong(here):
         ("diff", "chat.safetensors", "chat.safetensors"),
         ("verify", "chat.safetensors"),
         ("diff", REAL, REAL),
+        ("fork", "cache.kvlog", "chat", "new"),
+        ("drop", "cache.kvlog", "chat"),
+        ("compact", "cache.kvlog"),
     ],
 )
 def test_json_is_one_object_and_nothing_else(here, arguments):
@@ -223,6 +226,42 @@ def test_json_is_one_object_and_nothing_else(here, arguments):
         raise AssertionError(name)
 
     assert isinstance(json.loads(result.stdout, parse_constant=refuse), dict)
+
+
+def test_sequences_are_forked_dropped_and_compacted(here):
+    assert "256 tokens of chat" in invoke("fork", "cache.kvlog", "chat", "new", "--keep", 256).stdout
+    with kv.open("cache.kvlog") as store:
+        wanted = store.sequence("new").read(0)
+    assert "tokens 0 to 63 evicted" in invoke("drop", "cache.kvlog", "new", "--tokens", ":64").stdout
+    assert "cut to 200 tokens" in invoke("drop", "cache.kvlog", "new", "--keep", 200).stdout
+    assert "sequence chat, dropped" in invoke("drop", "cache.kvlog", "chat").stdout
+    assert "blocks erased" in invoke("compact", "cache.kvlog").stdout
+    with kv.open("cache.kvlog") as store:
+        assert store.sequences() == ["new"]
+        for got, own in zip(store.sequence("new").read(0), wanted, strict=True):
+            assert np.array_equal(got.view(np.uint16), own[64:200].view(np.uint16))
+    assert "clean" in invoke("verify", "cache.kvlog").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("drop", "cache.kvlog", "none"), "holds no sequence 'none'"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5"), "want FIRST:END"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5:2"), "to be evicted"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5:9", "--keep", "3"), "exclude each other"),
+        (("drop", "cache.kvlog", "chat", "--keep", "9999999"), "tokens to be left"),
+        (("fork", "cache.kvlog", "chat", "chat"), "already"),
+        (("fork", "cache.kvlog", "none", "b"), "holds no sequence 'none'"),
+        (("fork", "cache.kvlog", "chat", "b", "--keep", "9999999"), "a fork at token"),
+    ],
+)
+def test_what_cannot_be_forgotten_leaves_the_log_as_it_is(here, arguments, why):
+    before = Path("cache.kvlog").read_bytes()
+    assert why in invoke(*arguments, code=2).stderr
+    with kv.open("cache.kvlog") as store:
+        assert store.sequences() == ["chat"]
+    assert Path("cache.kvlog").read_bytes()[: len(before)] == before
 
 
 def test_json_of_an_empty_log_has_no_nan(here):
@@ -284,7 +323,9 @@ def test_the_readme_shows_what_the_commands_print(tmp_path, monkeypatch):
         README.write_text(text)
     assert printed == shown
     lines = [line for block in shown for line in block.splitlines()]
-    assert set(COMMANDS) - {"bench", "train", "drift"} == {line.split()[2] for line in lines if line[0:1] == "$"}
+    assert set(COMMANDS) - {"bench", "train", "drift", "drop", "fork", "compact"} == {
+        line.split()[2] for line in lines if line[0:1] == "$"
+    }
 
 
 def test_the_readme_examples_work(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from kvcodec.store.extents import Extent
 from kvcodec.store.given import keys_for
 from kvcodec.store.index import LogIndex
 from kvcodec.store.reading import read_extent
+from kvcodec.store.rows import cut_out
 from kvcodec.store.sequence_index import SequenceIndex
 
 
@@ -30,7 +31,8 @@ class LostTokens(NamedTuple):
 def find_lost_tokens(
     whole: LogIndex, index: SequenceIndex, end: int, *, tell: Progress = no_progress
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
-    """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
+    """Tokens below `end` that no readable record holds, but for those evicted, and the extents that can't be read, each
+    with why.
 
     What a layer's sliding window has left behind is not looked for.
 
@@ -43,10 +45,11 @@ def find_lost_tokens(
         codecs = StreamCodecs(whole.dictionaries, layer, stream, index.model.dtype_id)
         keys = keys_for(whole.log, whole.dictionaries, index, (layer, id_))
         held = position = index.model.layers[layer].held(end)
+        gone = extents.evicted(held, end)
         for extent in [*extents.covering(held, end), None]:
             first = end if extent is None else extent.first
-            if first > position:
-                lost.append(LostTokens(layer, stream.name, position, first))
+            missing = cut_out(range(position, max(position, first)), gone)
+            lost += (LostTokens(layer, stream.name, part.start, part.stop) for part in missing)
             if extent is None:
                 break
             position = min(extent.end, end)

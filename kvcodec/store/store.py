@@ -241,7 +241,7 @@ class Store:
             parent = self.sequence(name)
             length = len(parent) if tokens is None else operator.index(tokens)
             info = parent.prepare_fork(length)
-            number = self.index.last_id + 1
+            number = self._next_id()
             self.log_change(replace(info, id=number, name=new, fork=(info.id, length)).record())
             return self.sequence(new)
 
@@ -266,10 +266,16 @@ class Store:
 
     def _begin_sequence(self, name: str) -> int:
         model = self.model
-        number = self.index.last_id + 1
+        number = self._next_id()
         assert self.index.default is not None
         self.log_records([SequenceInfo(number, name, model.hash, self.index.default).record()])
         return number
+
+    def _next_id(self) -> int:
+        """An id that no sequence ever had. Of a log that was cleaned not all are known any more, but each sequence began
+        with a record, whose lsn is not below its id.
+        """
+        return max(self.index.last_id, self.log.lsn if len(self.log.freed) else 0) + 1
 
     # -- the log -----------------------------------------------------------------------------------------------
 
