@@ -272,8 +272,8 @@ class Store:
         return number
 
     def _next_id(self) -> int:
-        """An id that no sequence ever had. Of a log that was cleaned not all are known any more, but each sequence began
-        with a record, whose lsn is not below its id.
+        """An id that no sequence ever had. A log that was cleaned may not know all of them any more, but each sequence
+        began with a record, whose lsn is not below its id.
         """
         return max(self.index.last_id, self.log.lsn if len(self.log.freed) else 0) + 1
 
