@@ -306,3 +306,47 @@ TestAnyOrder = Life.TestCase
 TestAnyOrder.settings = settings(
     max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+# -- a cap ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cap_refuses_or_drops_what_was_used_least_recently(tmp_path):
+    path, cap = tmp_path / "c", 30 * 4096
+    with make(path, capacity=1 << 22) as store:
+        pass
+    with kv.open(path, "a", cap=cap) as store:
+        append(store.sequence("a"), data(100, 1))
+        with pytest.raises(NoSpace):
+            append(store.sequence("b"), data(900, 2))
+        check(store.sequence("a"), data(100, 1))
+        assert len(store.sequence("b")) == 0
+        store.drop("b")
+    names = list("abcdefghij")
+    with kv.open(path, "a", cap=cap, when_full="lru") as store:
+        for n, name in enumerate(names[1:], 2):
+            append(store.sequence(name), data(100, n))
+            if "a" in store.sequences():
+                store.sequence("a").read(0)
+        left = store.sequences()
+        assert left[0] == "a"  # the oldest, and the one that was read again and again
+        assert left[1:] == names[-len(left) + 1 :]
+        store.sequence(left[1]).read(1)
+        store.sync()
+        in_use = np.count_nonzero(store.device.generations())
+        assert in_use <= 30
+    with kv.open(path, "a", cap=cap, when_full="lru") as store:
+        for n in range(len(left) - 3):
+            append(store.sequence(f"new{n}"), data(100, 50 + n))
+        assert left[1] in store.sequences()  # read last by the writer before this one
+        check(store.sequence(left[1]), data(100, 1 + names.index(left[1])))
+    assert verify_log(path).verdict == "clean"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"cap": 4096}, "6 erase blocks"), ({"cap": 1 << 20, "when_full": "x"}, "lru")]
+)
+def test_a_cap_that_makes_no_sense_is_refused(tmp_path, options, why):
+    make(tmp_path / "c").close()
+    with pytest.raises(SpecError, match=why):
+        kv.open(tmp_path / "c", "a", **options)

@@ -64,6 +64,7 @@ class Device:
         self._untouched = 0
         self._open: dict[Lane, _Open] = {}
         self._failed = False
+        self.most_blocks = self.blocks  # that may be in use
 
     @classmethod
     def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
@@ -247,14 +248,15 @@ class Device:
         fresh = range(self._untouched, min(self._untouched + n, self.blocks))
         worn = -1 if lane == Lane.KEPT else 1
         candidates = sorted([*fresh, *self._erased], key=lambda b: (worn * self.erase_counts.get(b, 0), b))
-        if len(candidates) < n:
-            raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {len(candidates)} left", str(self.image.path))
+        if self.erased_blocks < n:
+            raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {self.erased_blocks} left", str(self.image.path))
         return candidates[:n]
 
     @property
     def erased_blocks(self) -> int:
         """How many blocks can be opened."""
-        return len(self._erased) + self.blocks - self._untouched
+        erased = len(self._erased) + self.blocks - self._untouched
+        return max(0, min(erased, self.most_blocks - (self.blocks - erased)))
 
     def allocate(self, lane: Lane = Lane.FRESH) -> Block:
         """Open the next erased block for programming in a lane, under a generation above every one used before: its

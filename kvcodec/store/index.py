@@ -166,10 +166,12 @@ class LogIndex:
         if known is not None:
             same = (known.info.name, known.info.model_hash) == (info.name, info.model_hash)
             self._want(one, same and known.info.fork == info.fork, f"two sequences of id {info.id}")
-            known.info = info
+            known.info, known.named_lsn = info, int(header["lsn"])
+            known.last_lsn = max(known.last_lsn, known.named_lsn)
             return
         self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
         own = SequenceIndex(info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED)
+        own.last_lsn = own.named_lsn = int(header["lsn"])
         if info.parent:
             self._share(one, own)
         self.sequences[info.id], self.by_name[info.name] = own, info.id

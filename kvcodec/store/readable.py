@@ -120,6 +120,7 @@ class Readable:
         def run() -> tuple[Array, ...]:
             with self._store.lock:
                 self._store.refresh()
+                self._store.touch(self._index.info.id)
                 index = self._take_tokens(layer, tokens)
                 return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
 
@@ -174,6 +175,7 @@ class Readable:
         from kvcodec.store.places import StreamPlaces
 
         held = self._held(layer)
+        self._store.touch(self._index.info.id)
         asked = ask_tokens(tokens, window, held).without(self._evicted(layer, held))
         first, end = asked.bounds
         found, blocks = [], []

@@ -166,6 +166,7 @@ class Sequence(Readable):
 
     def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
+        self._store.touch(self._index.info.id)
         records, opened, handed = coded
         outgoing = self._outgoing | {key: self._outgoing[key].newest for key in handed} if handed else self._outgoing
         if self._stale and opened:

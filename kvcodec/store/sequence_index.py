@@ -35,6 +35,7 @@ class SequenceIndex:
         }
         self._split: dict[tuple[int, Key], Coded] = {}
         self.records = 0
+        self.last_lsn = self.named_lsn = 0  # of its newest record, and of its newest SEQUENCE record
 
     @property
     def length(self) -> int:
@@ -64,6 +65,7 @@ class SequenceIndex:
         False if the parts of one record contradict each other.
         """
         self.records += 1
+        self.last_lsn = max(self.last_lsn, coded.lsn)
         part = coded.parts[0]
         if part.heads < heads:
             known = self._split.get((coded.lsn, key), coded._replace(parts=()))
@@ -84,6 +86,7 @@ class SequenceIndex:
     def add_rows(self, key: Key, rows: Rows) -> None:
         """Enter records that hold all heads, as ExtentMap.insert_rows takes them."""
         self.records += len(rows.lsns)
+        self.last_lsn = max(self.last_lsn, int(rows.lsns.max(initial=0)))
         self.maps[key].insert_rows(rows)
 
     def drop(self, first: int, lsn: int) -> None:

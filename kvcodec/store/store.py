@@ -36,6 +36,7 @@ from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import load_sidecar, write_sidecar
 from kvcodec.log.takeup import Writers, take_up
 from kvcodec.log.writer import LaneWriter
+from kvcodec.store.cap import Cap
 from kvcodec.store.coding import Coding
 from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
@@ -74,6 +75,7 @@ class Store:
         self.path, self.device = path, device
         self.durable_steps, self.journal = False, RAW
         self.growing: Growing | None = None
+        self.cap: Cap | None = None
         self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
         self._threads = threads
         self.lock = threading.RLock()
@@ -172,6 +174,8 @@ class Store:
                 if self._writers is not None:
                     try:
                         self._log_open_rows()
+                        if self.cap is not None and (records := self.cap.records(self.index)):
+                            self.log_records(records)
                     finally:  # what is in the log already becomes durable even if there is no room for more
                         for writer in self._writers:
                             writer.witness()
@@ -338,7 +342,9 @@ class Store:
     def _log_open_rows(self) -> None:
         """Log the open rows of all sequences; if some find no room, the others still do."""
         failures = []
-        for sequence in self._sequences.values():
+        for number, sequence in list(self._sequences.items()):
+            if number not in self._sequences:  # dropped for those before it
+                continue
             try:
                 sequence.log_open_rows()
             except NoSpace as error:
@@ -356,8 +362,33 @@ class Store:
     def log_records(self, records: Sequence_[Record]) -> None:
         """Commit records to the log and enter them in the index."""
         writer = self.check_writable()
-        self._cleaner.keep_room(records)
-        self._enter(writer.append(records))
+        while True:
+            self._cleaner.keep_room(records)
+            try:
+                located = writer.append(records)
+                break
+            except NoSpace:
+                if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
+                    raise
+        self._enter(located)
+
+    def _drop_oldest(self, spared: set[int]) -> bool:
+        """Drop the sequence that was used least recently, if the cap says so and there is another than those spared."""
+        number = self.cap.oldest(self.index, spared) if self.cap is not None and self.cap.lru else None
+        if number is None:
+            return False
+        self._enter(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
+        self._sequences.pop(number, None)
+        return True
+
+    def touch(self, number: int) -> None:
+        """A sequence is used."""
+        if self.cap is not None:
+            self.cap.touch(number)
+
+    def set_cap(self, cap: Cap) -> None:
+        """Keep to a cap from here on."""
+        self.cap, self.device.most_blocks = cap, min(cap.blocks, self.device.blocks)
 
     def log_change(self, record: Record) -> None:
         """Commit what changes a sequence but by appending; durable at once where steps are."""
