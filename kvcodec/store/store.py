@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -16,39 +13,25 @@ import numpy as np
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
-    CorruptRecord,
-    FormatError,
-    KvcodecError,
     NoSpace,
     ShapeError,
     SpecError,
     StoreClosed,
     UnknownSequence,
 )
-from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD, DropScope
+from kvcodec.layout import DropScope
 from kvcodec.log.cleaner import Cleaner
-from kvcodec.log.frame import Record
-from kvcodec.log.located import Located, join_records
-from kvcodec.log.order import order_records
-from kvcodec.log.reader import Log
-from kvcodec.log.recover import Recovery
-from kvcodec.log.sidecar import load_sidecar, write_sidecar
-from kvcodec.log.takeup import Writers, take_up
-from kvcodec.log.writer import LaneWriter
-from kvcodec.store.cap import Cap
+from kvcodec.log.sidecar import write_sidecar
+from kvcodec.log.takeup import take_up
 from kvcodec.store.coding import Coding
 from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
-from kvcodec.store.identity import mismatch
-from kvcodec.store.index import LogIndex
-from kvcodec.store.known import KnownRecords
 from kvcodec.store.liveness import Liveness
+from kvcodec.store.logged import LoggedStore
 from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
-from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
@@ -56,67 +39,20 @@ from kvcodec.store.stats import Stats, measure_store
 if TYPE_CHECKING:
     from kvcodec.attention.state import AttentionState
     from kvcodec.attention.strips import Form
-    from kvcodec.store.growing import Growing
 
 K = TypeVar("K")
 T = TypeVar("T")
 _DEAD_SHARE = 0.02  # of a block that is worth cleaning it when a log is compacted
-_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
 
-class Store:
+class Store(LoggedStore):
     """An open log. Use `open_store` (kvcodec.open); close it, or use it as a context manager.
 
     Attributes: model, path, log (with `report` of what recovery met). One process writes, any number reads, and a
     reader follows a writer live. Every method may be called from many threads.
     """
 
-    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool, threads: int = 1) -> None:
-        self.path, self.device = path, device
-        self.durable_steps, self.journal = False, RAW
-        self.growing: Growing | None = None
-        self.cap: Cap | None = None
-        self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
-        self._threads = threads
-        self.lock = threading.RLock()
-        self._writers: Writers | None = None
-        self._sequences: dict[int, Sequence] = {}
-        self._closed = False
-        self.will_write = writable
-        self._failure: KvcodecError | None = None
-        resume = not writable and recovery == Recovery.TORN_TAIL
-        try:
-            self._load(recovery, resume=resume)
-        except FormatError:
-            if not self._trusted:
-                raise
-            self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
-
-    def _load(self, recovery: Recovery, *, resume: bool) -> None:
-        self.log = Log(self.device, recovery)
-        self.index = LogIndex(self.log)
-        self.known = KnownRecords()
-        trusted = load_sidecar(self.path, self.log, resume=resume)
-        self._trusted = bool(trusted)
-        found = self.log.poll_table()
-        self.log.take_jumps()
-        self._enter(order_records([trusted, found]) if len(self.log.kept.blocks.in_use()) else
-                    join_records([trusted, found]))  # fmt: skip
-        self.index.check()
-
     # -- opening and closing -----------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Model:
-        """The model that the log's sequences belong to."""
-        models = list(self.index.models.values())
-        if not models:
-            raise UnknownSequence(f"{self.path} holds no model yet")
-        return models[-1]
-
-    @property
-    def writable(self) -> bool:
-        return self._writers is not None
 
     def begin(
         self,
@@ -157,13 +93,6 @@ class Store:
             records.append(SequenceInfo(0, "", own.hash, policy).record())
         if records:
             self.log_records(records)
-
-    def check_model(self, model: Model | None) -> None:
-        """Raises IdentityMismatch if the log belongs to another model, SpecError if nobody says which it is for."""
-        if model is not None and self.index.models and model.hash not in self.index.models:
-            raise mismatch(self.path, self.model, model)
-        if model is None and not self.index.models:
-            raise SpecError(f"{self.path} holds no model yet: pass model=")
 
     def close(self) -> None:
         """Make everything durable (a writer), write the index sidecar, and let go of the file."""
@@ -257,6 +186,7 @@ class Store:
         with self.lock:
             self.check_writable()
             self._log_open_rows()
+            assert self._cleaner is not None
             return self._cleaner.clean_all(_DEAD_SHARE, progress)
 
     def sequences(self) -> list[str]:
@@ -281,55 +211,6 @@ class Store:
         """
         return max(self.index.last_id, self.log.lsn if len(self.log.freed) else 0) + 1
 
-    # -- the log -----------------------------------------------------------------------------------------------
-
-    def refresh(self) -> None:
-        """Take in what a writer in another process has committed."""
-        with self.lock:
-            if self._closed:
-                raise StoreClosed(f"{self.path} is closed")
-            if self._failure is not None:
-                raise self._failure
-            if self._writers is not None:
-                return
-            try:
-                self._follow()
-            except BaseException as error:  # records may be missing from the index now, DROPs among them
-                broken = f"{self.path}: following the log failed, open it again: {error}"
-                self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
-                raise
-
-    def _follow(self) -> bool:
-        """Take in what the log has beyond what is known; whether there was anything."""
-        news = self.log.follow()
-        if news.jumped:
-            self._reload()
-            return True
-        self._enter(news.fresh)
-        self.index.move(news.moved)
-        return len(news.fresh) + len(news.moved) > 0
-
-    def _reload(self) -> None:
-        """Read the log anew: a writer erased blocks before they were read."""
-        before = self.index
-        self._load(self.log.recovery, resume=False)
-        self.index.dictionaries.adopt(before.dictionaries)
-        for number, sequence in list(self._sequences.items()):
-            if number in self.index.sequences:
-                sequence.rebind(self.index.sequences[number])
-            else:
-                del self._sequences[number]
-
-    def retrying(self, work: Callable[[], T]) -> T:
-        """What `work` gives, done again where a writer erased a block under it."""
-        while True:
-            try:
-                return work()
-            except CorruptRecord:
-                with self.lock:
-                    if self._closed or self._writers is not None or self._failure is not None or not self._follow():
-                        raise
-
     def sync(self) -> None:
         """Everything appended so far is durable when this returns."""
         with self.lock:
@@ -352,70 +233,11 @@ class Store:
         if failures:
             raise failures[0]
 
-    def check_writable(self) -> LaneWriter:
-        """The writer of what is appended. Raises StoreClosed if there is none."""
-        if self._closed or self._writers is None:
-            raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
-        self.device.image.fd()
-        return self._writers.fresh
-
-    def log_records(self, records: Sequence_[Record]) -> None:
-        """Commit records to the log and enter them in the index."""
-        writer = self.check_writable()
-        while True:
-            self._cleaner.keep_room(records)
-            try:
-                located = writer.append(records)
-                break
-            except NoSpace:
-                if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
-                    raise
-        self._enter(located)
-
-    def _drop_oldest(self, spared: set[int]) -> bool:
-        """Drop the sequence that was used least recently, if the cap says so and there is another than those spared."""
-        number = self.cap.oldest(self.index, spared) if self.cap is not None and self.cap.lru else None
-        if number is None:
-            return False
-        self._enter(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
-        self._sequences.pop(number, None)
-        return True
-
-    def touch(self, number: int) -> None:
-        """A sequence is used."""
-        if self.cap is not None:
-            self.cap.touch(number)
-
-    def set_cap(self, cap: Cap) -> None:
-        """Keep to a cap from here on."""
-        self.cap, self.device.most_blocks = cap, min(cap.blocks, self.device.blocks)
-
-    def log_change(self, record: Record) -> None:
-        """Commit what changes a sequence but by appending; durable at once where steps are."""
-        self.log_records([record])
-        if self.durable_steps:
-            self.sync_log()
-
     def grow(self) -> None:
         """Let the sets grow for which it is time. Where the device has no room for that, they stay as they are."""
         for step in self.growing.grow(self.log_records, self.step_limit) if self.growing else ():
             for sequence in self._sequences.values():
                 sequence.hand_over(step.parent.hash, step.child)
-
-    def _enter(self, located: Sequence_[Located]) -> None:
-        self.index.enter(located)
-        if self.will_write:
-            self.known.add(located)
-
-    @property
-    def frames(self) -> int:
-        """Frames in the log."""
-        return sum(writer.end().frames for writer in self._writers) if self._writers else self.log.report.frames
-
-    @property
-    def step_limit(self) -> int:
-        """Bytes of the body of a STEP record that leave room for others in an erase block."""
-        return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
 
     def map(self, work: Callable[[K], T], keys: Sequence_[K]) -> list[T]:
         """`work` for each key, in parallel where the store has threads; the results in the keys' order."""
@@ -483,10 +305,6 @@ class Store:
             for place in (place for found in places for place in found.read):
                 self.log.check_unerased(place)
         return states
-
-    def sync_log(self) -> None:
-        """Make what is in the log durable, and leave open rows as they are."""
-        self.check_writable().sync()
 
     def stats(self) -> Stats:
         """Bytes, ratios and wear. A writer's figures count what was programmed, not what waits for a sync."""
