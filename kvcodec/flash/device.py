@@ -244,6 +244,8 @@ class Device:
         """The n erased blocks that will be opened next in a lane: for what is new the least worn first, for what has
         proved to last the most worn. Raises NoSpace.
         """
+        if not n:
+            return []
         fresh = range(self._untouched, min(self._untouched + n, self.blocks))
         worn = -1 if lane == Lane.KEPT else 1
         candidates = sorted([*fresh, *self._erased], key=lambda b: (worn * self.erase_counts.get(b, 0), b))

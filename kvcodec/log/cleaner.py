@@ -55,14 +55,15 @@ class Keeper(Protocol):
 
 @dataclass
 class _Victim:
-    """A block that is being cleaned: records yet to be copied. copied: whether all were. frames: first and behind the
-    last. waits_for: frame of lane FRESH that must be durable before it may be erased.
+    """A block that is being cleaned: records yet to be copied, and their bytes. frames: first and behind the last.
+    waits_for: frame of lane FRESH that must be durable before it may be erased.
     """
 
     block: Block
     walk: Walk
     frames: tuple[int, int]
     queue: deque[Located] = field(default_factory=deque)
+    queue_bytes: int = 0
     has_runs: bool = False
     waits_for: int = 0
 
@@ -100,7 +101,7 @@ class Cleaner:
         """Units of copies that keep pace with so many of a writer."""
         assert self._victim is not None
         per_block = self._device.geometry.units_per_block
-        live = sum(_size(one) for one in self._victim.queue) // self._device.geometry.unit_bytes + 1
+        live = self._victim.queue_bytes // self._device.geometry.unit_bytes + 1
         return min(_AT_ONCE, max(1, units) * -(-live // max(1, per_block - live)) + 1)
 
     def clean_all(self, least: float, tell: Callable[[int, int], None] = lambda _done, _all: None) -> int:
@@ -174,6 +175,7 @@ class Cleaner:
             return False
         victim.has_runs = any(int(one.header["kind"]) == Kind.FREED for one in records)
         victim.queue.extend(self._keeper.choose(block.number, records))
+        victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
         self._victim = victim
         return True
@@ -202,23 +204,27 @@ class Cleaner:
         victim = self._victim
         assert victim is not None
         left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
-        taken: list[Located] = []
         while victim.queue and left > 0:
             one = victim.queue.popleft()
             try:
-                header, body = self._log.load(one.place)
+                copy, lsn = self._load(one)
             except CorruptRecord:
                 self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
                 self._victim = None
                 return
-            copies.append(Record(np.array(header), body.copy()))
-            lsns.append(int(header["lsn"]))
-            taken.append(one)
+            copies.append(copy)
+            lsns.append(lsn)
             left -= _size(one)
+            victim.queue_bytes -= _size(one)
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
         if not victim.queue:
             self._free(victim)
+
+    def _load(self, one: Located) -> tuple[Record, int]:
+        """A copy of a record, and its lsn. Raises CorruptRecord."""
+        header, body = self._log.load(one.place)
+        return Record(np.array(header), body.copy()), int(header["lsn"])
 
     def _free(self, victim: _Victim) -> None:
         """Erase the victim, if what it waits for is durable."""
