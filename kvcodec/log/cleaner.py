@@ -55,8 +55,8 @@ class Keeper(Protocol):
 
 @dataclass
 class _Victim:
-    """A block that is being cleaned: records yet to be copied, and their bytes. frames: first and behind the last.
-    waits_for: frame of lane FRESH that must be durable before it may be erased.
+    """A block that is being cleaned: records yet to be copied. copied: whether all were. frames: first and behind the
+    last. waits_for: frame of lane FRESH that must be durable before it may be erased.
     """
 
     block: Block

@@ -77,7 +77,8 @@ class LaneWriter:
         """Commit records in frames; whole units are programmed now, the rest with the next append or `sync`.
 
         lsns: of copies those that the records have. Returns each record (each part of one that was split) with its
-        place. Raises NoSpace and SpecError with nothing written; DeviceError if the file failed in the middle, after which the log must be opened again.
+        place. Raises NoSpace and SpecError with nothing written; DeviceError if the file failed in the middle, after
+        which the log must be opened again.
         """
         self._refuse_if_failed()
         unit, block_bytes = self._unit, self.device.geometry.block_bytes
@@ -93,7 +94,11 @@ class LaneWriter:
         if self.counters.programmed - self._settled >= _SETTLE_BYTES:
             self.settle()
         self._failed = False
-        return located[0] if len(located) == 1 else join_records(located)
+        return located[0] if len(located) == 1 else self._join(located)
+
+    def _join(self, located: Sequence[Sequence[Located]]) -> Sequence[Located]:
+        """Records of several frames, in order."""
+        return join_records(located)
 
     def sync(self) -> None:
         """Pad and program the last unit; everything appended so far is durable when this returns."""

@@ -26,7 +26,7 @@ from kvcodec.errors import (
     UnknownSequence,
 )
 from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD, DropScope
+from kvcodec.layout import DropScope
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, join_records
@@ -47,7 +47,7 @@ from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
-from kvcodec.store.records import RAW
+from kvcodec.store.records import RAW, step_limit
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 _DEAD_SHARE = 0.02  # of a block that is worth cleaning it when a log is compacted
-_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
 
 class Store:
@@ -372,7 +371,7 @@ class Store:
     @property
     def step_limit(self) -> int:
         """Bytes of the body of a STEP record that leave room for others in an erase block."""
-        return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
+        return step_limit(self.device.geometry.block_bytes)
 
     def map(self, work: Callable[[K], T], keys: Sequence_[K]) -> list[T]:
         """`work` for each key, in parallel where the store has threads; the results in the keys' order."""
