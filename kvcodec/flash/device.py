@@ -304,8 +304,9 @@ class Device:
 
     def reserve(self, block: int, start: int, end: int) -> None:
         """Have the disk hold these bytes of a block, and its spare area, before they are programmed."""
-        self.image.reserve(self._spare_offset(block, 0), self.file_offset(block))
-        self.image.reserve(self.file_offset(block, start), self.file_offset(block, end))
+        limit = self._spare_offset(block + 1, 0)
+        self.image.reserve(self._spare_offset(block, 0), self.file_offset(block), limit)
+        self.image.reserve(self.file_offset(block, start), self.file_offset(block, end), limit)
 
     def _refuse_unless_erased(self, block: int, unit: int, units: int) -> None:
         size = self.geometry.unit_bytes

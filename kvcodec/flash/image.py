@@ -224,14 +224,15 @@ class Image:
             os.close(self._direct)
             self._direct = -1
 
-    def reserve(self, start: int, end: int) -> None:
-        """Have the disk hold the bytes from `start` to `end`, so that a later write can't find it full.
+    def reserve(self, start: int, end: int, limit: int) -> None:
+        """Have the disk hold the bytes from `start` to `end`, so that a later write can't find it full, and some more
+        that are likely to come, but none from `limit` on.
 
         The size of the file is unchanged. Raises NoSpace.
         """
         if self._reserved[0] <= start and end <= self._reserved[1]:
             return
-        end += -end % _RESERVE_STEP
+        end = max(end, min(end + -end % _RESERVE_STEP, limit))
         try:
             _fallocate(self.fd(), _KEEP_SIZE, start, end - start)
         except OSError as error:

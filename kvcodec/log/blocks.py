@@ -21,22 +21,29 @@ class BlockOrder:
     def __init__(self, device: Device, lane: Lane) -> None:
         self._device, self._lane = device, lane
         self._generations = np.empty(0, np.uint64)
+        self._known: dict[int, Block] = {}  # of all lanes, by number
         self._order: list[Block] = []
 
     def in_use(self) -> list[Block]:
         """All of them, oldest first."""
         generations = self._device.generations()
         if not np.array_equal(generations, self._generations):
-            found, whole = [], True
+            found, whole = {}, True
             for number in np.flatnonzero(generations).tolist():
+                known = self._known.get(number)
+                if known is not None and known.generation == int(generations[number]):
+                    found[number] = known
+                    continue
                 try:
                     block = self._device.block(number)
                 except CorruptRecord:
                     whole = False  # a writer may be in the middle of its header: look again next time
                     continue
-                if block is not None and block.lane == self._lane:
-                    found.append(block)
-            self._order = sorted(found, key=lambda b: b.generation)
+                if block is not None:
+                    found[number] = block
+            self._known = found
+            own = (block for block in found.values() if block.lane == self._lane)
+            self._order = sorted(own, key=lambda b: b.generation)
             self._generations = generations if whole else np.empty(0, np.uint64)
         return self._order
 

@@ -6,6 +6,7 @@ made the rest of it worthless must be durable as well.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.errors import CorruptRecord
+from kvcodec.errors import CorruptRecord, NoSpace
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind
@@ -55,8 +56,8 @@ class Keeper(Protocol):
 
 @dataclass
 class _Victim:
-    """A block that is being cleaned: records yet to be copied. copied: whether all were. frames: first and behind the
-    last. waits_for: frame of lane FRESH that must be durable before it may be erased.
+    """A block that is being cleaned. frames: its first one, and the one behind its last. queue: records yet to be copied.
+    has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
     """
 
     block: Block
@@ -74,6 +75,7 @@ class Cleaner:
     def __init__(self, device: Device, log: Log, writers: Writers, keeper: Keeper) -> None:
         self._device, self._log, self._writers, self._keeper = device, log, writers, keeper
         self._victim: _Victim | None = None
+        self._ready: list[_Victim] = []  # of which nothing is left to be copied
         self._spoilt: set[int] = set()  # generations of blocks that can't be cleaned
         self._levelled = False  # whether the last victim was chosen for its wear
 
@@ -83,9 +85,15 @@ class Cleaner:
         return max(_LEAST_FREE, round(_FREE_SHARE * self._device.blocks))
 
     def keep_room(self, units: int) -> None:
-        """A step for `units` that are to be programmed, if erased blocks are getting few. Raises NoSpace."""
+        """A step for `units` that are to be programmed, if erased blocks are getting few, and as far as they last."""
+        with contextlib.suppress(NoSpace):
+            self._keep_room(units)
+            return
+        self._victim = None
+
+    def _keep_room(self, units: int) -> None:
         free = self._device.erased_blocks
-        if self._victim is None and free > self.reserve:
+        if self._victim is None and not self._ready and free > self.reserve:
             return
         needed = 1 + units // self._device.geometry.units_per_block
         for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
@@ -93,9 +101,10 @@ class Cleaner:
                 break
             if not self._clean_one(urgent=True):
                 return
-        if self._victim is None and not self._begin(urgent=free <= self.reserve // 2):
-            return
-        self._step(self._share(units))
+        if self._ready:
+            self._erase()
+        elif self._victim is not None or self._begin(urgent=free <= self.reserve // 2):
+            self._step(self._share(units))
 
     def _share(self, units: int) -> int:
         """Units of copies that keep pace with so many of a writer."""
@@ -116,38 +125,41 @@ class Cleaner:
         old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
         done = 0
         while True:
-            chosen = [block for block, share in self._candidates() if block.generation in old and 1 - share >= least]
+            shares = [(share, block) for block, share in self._candidates() if block.generation in old]
+            chosen = [block for share, block in shares if 1 - share >= least]
             if not chosen and self._victim is None:
-                return done
+                break
             if self._victim is None:
                 self._take(chosen[0])
-            self._finish()
+            while self._victim is not None:
+                self._step(1 << 30)
+            if self._device.erased_blocks <= self.reserve:
+                self._erase(surely=True)
             done += 1
             tell(done, done + max(0, len(chosen) - 1))
+        self._erase(surely=True)
+        return done
 
     # -- one block ---------------------------------------------------------------------------------------------
 
     def _clean_one(self, *, urgent: bool) -> bool:
-        if self._victim is None and not self._begin(urgent=urgent):
+        if self._victim is None and not self._ready and not self._begin(urgent=urgent):
             return False
-        self._finish()
-        return True
-
-    def _finish(self) -> None:
         while self._victim is not None:
             self._step(1 << 30)
-            if self._victim is not None:
-                self._writers.fresh.sync()
+        self._erase(surely=True)
+        return True
 
     def _candidates(self) -> list[tuple[Block, float]]:
         """Blocks that can be cleaned, each with the share of it that is alive."""
+        passed = self._spoilt | {victim.block.generation for victim in self._ready}
         live = self._keeper.live_bytes()
         room = self._device.geometry.block_bytes - self._device.geometry.unit_bytes
         found = []
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
-                if not is_open and block.generation not in self._spoilt:
+                if not is_open and block.generation not in passed:
                     found.append((block, min(1.0, live[block.number] / room)))
         return found
 
@@ -182,12 +194,16 @@ class Cleaner:
 
     def _frames_of(self, walk: Walk, block: Block) -> tuple[int, int]:
         """Frames that go with a block: from its first one up to that of the next block of its lane."""
-        following = walk.blocks.following(block)
-        first = walk.first_frame(block)
-        behind = None if following is None else walk.first_frame(following)
+        first, writer = walk.first_frame(block), self._writers[walk.lane]
         if first is None:
             return 0, 0
-        return first.id.number, first.id.number if behind is None else behind.id.number
+        following = walk.blocks.following(block)
+        while following is not None and (writer.block is None or following.generation != writer.block.generation):
+            behind = walk.first_frame(following)
+            if behind is not None:
+                return first.id.number, behind.id.number
+            following = walk.blocks.following(following)
+        return first.id.number, writer.first_in_block
 
     def _read(self, walk: Walk, block: Block) -> list[Located]:
         """All records of a block."""
@@ -219,30 +235,36 @@ class Cleaner:
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
         if not victim.queue:
-            self._free(victim)
+            self._ready.append(victim)
+            self._victim = None
 
     def _load(self, one: Located) -> tuple[Record, int]:
         """A copy of a record, and its lsn. Raises CorruptRecord."""
         header, body = self._log.load(one.place)
         return Record(np.array(header), body.copy()), int(header["lsn"])
 
-    def _free(self, victim: _Victim) -> None:
-        """Erase the victim, if what it waits for is durable."""
+    def _erase(self, *, surely: bool = False) -> None:
+        """Erase what is ready, if what that waits for is durable; surely: make it so."""
         fresh, kept = self._writers
-        if fresh.durable < victim.waits_for:
+        waits_for = max((victim.waits_for for victim in self._ready), default=0)
+        if fresh.durable < waits_for:
             fresh.settle()
-        if fresh.durable < victim.waits_for:
+        if fresh.durable < waits_for and surely:
+            fresh.sync()
+        if fresh.durable < waits_for or not self._ready:
             return
-        first, end = victim.frames
-        if first < end:
-            self._log.freed.add(victim.block.lane, first, end)
-        runs = list(self._log.freed) if victim.has_runs else [(victim.block.lane, first, end)] if first < end else []
+        runs = [(victim.block.lane, *victim.frames) for victim in self._ready if victim.frames[0] < victim.frames[1]]
+        for run in runs:
+            self._log.freed.add(*run)
+        if any(victim.has_runs for victim in self._ready):
+            runs = list(self._log.freed)
         if runs:
             kept.append(freed_records(runs, (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4))
         kept.sync()
-        self._device.erase(victim.block.number)
-        self._keeper.erased(victim.block)
-        self._victim = None
+        for victim in self._ready:
+            self._device.erase(victim.block.number)
+            self._keeper.erased(victim.block)
+        self._ready.clear()
 
 
 def _size(one: Located) -> int:

@@ -40,6 +40,8 @@ class LaneWriter:
         self._session = int.from_bytes(os.urandom(4), "little") or 1
         self._session_start = self._number + 1
         self._block = walk.cursor.block
+        begun = None if self._block is None else walk.first_frame(self._block)
+        self.first_in_block = self._number + 1 if begun is None else begun.id.number  # number of that frame
         self._programmed_before = walk.totals.programmed  # when the open block was opened
         self._tail = Tail()  # bytes of frames in the unit that is not full yet
         self._starts: list[int] = []  # offsets in the block of the frames that begin in `_tail`
@@ -178,7 +180,7 @@ class LaneWriter:
         if frame.fresh:
             self._close_unit()
             self._programmed_before = self.counters.programmed
-            self._block = self.device.allocate(self.lane)
+            self._block, self.first_in_block = self.device.allocate(self.lane), self._number + 1
             self._unit_start = self._pending_from = self._unit
         assert self._block is not None
         offset, size = self._unit_start + len(self._tail), frame.end - frame.offset

@@ -150,7 +150,7 @@ class CountedCleaner(Cleaner):
         first_frames = self._device.first_frames
         following = walk.blocks.following(block)
         first = first_frames[block.generation]
-        return first, first if following is None else first_frames[following.generation]
+        return first, self._writers[walk.lane].number + 1 if following is None else first_frames[following.generation]
 
     def _read(self, walk: Walk, block: Block) -> list[Located]:
         assert isinstance(self._device, CountedDevice)

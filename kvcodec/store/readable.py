@@ -79,9 +79,10 @@ class Readable:
     def __len__(self) -> int:
         with self._store.lock:
             self._store.refresh()
+            index = self._index
             if self._open:
                 return min(open_.end for open_ in self._open.values())
-            return self._index.length
+            return index.length
 
     def held(self, layer: int) -> range:
         """The tokens of a layer that can be read: all, or those of its sliding window, but for those evicted."""
@@ -196,7 +197,8 @@ class Readable:
         return self._lost((layer, self.layer(layer).streams[0].id))
 
     def _held(self, layer: int) -> range:
-        end = self._index.length
+        index = self._index
+        end = 0 if self._open else index.length
         if self._open:
             end = min(self._open[layer, s.id].end for s in self.layer(layer).streams)
         return range(self.layer(layer).held(end), end)
