@@ -19,7 +19,7 @@ from kvcodec.layout import Kind, Lane
 from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.frame import Record, host_bytes
-from kvcodec.log.located import Located, Place
+from kvcodec.log.located import NOWHERE, Located, Place
 from kvcodec.log.plan import PlannedFrame
 from kvcodec.log.reader import Log
 from kvcodec.log.tail import Tail
@@ -123,7 +123,7 @@ class CountedWriter(LaneWriter):
             place = Place(block.generation, block.number, at)
             if not isinstance(one, SizedRecord):  # what the cleaner itself has to say
                 one = SizedRecord(RecordShape(Kind(record.kind), len(record.body)), Origin(0, set()))
-            placed = SizedRecord(one.shape, one.origin, place, lsn, one.source)
+            placed = SizedRecord(one.shape, one.origin, place, lsn, None if one.place is NOWHERE else one)
             host += host_bytes(cast("np.void", one.header))
             held.append(placed)
             out.append(placed)

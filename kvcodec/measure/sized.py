@@ -55,8 +55,8 @@ class Origin:
 
 
 class SizedRecord:
-    """Stands for a Record that is appended, and for the Located one that it becomes. copied: what it is a copy of, or a
-    part of one.
+    """Stands for a Record that is appended, and for the Located one that it becomes, which may be appended again as a
+    copy. copied: what it is a copy of.
     """
 
     __slots__ = ("copied", "lsn", "origin", "place", "shape")
@@ -66,11 +66,6 @@ class SizedRecord:
         copied: SizedRecord | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.origin, self.place, self.lsn, self.copied = shape, origin, place, lsn, copied
-
-    @property
-    def source(self) -> SizedRecord | None:
-        """What a copy or part of this is a copy of; None while it lies nowhere itself."""
-        return self if self.place is not NOWHERE else self.copied
 
     @property
     def kind(self) -> int:
@@ -91,13 +86,12 @@ class SizedRecord:
 
     @property
     def split(self) -> Callable[[int], tuple[SizedRecord, SizedRecord]] | None:
-        """See Record."""
-        return self._split if self.shape.of is not None else None
+        """See Record. A copy is not split."""
+        return self._split if self.shape.of is not None and self.place is NOWHERE else None
 
     def _split(self, heads: int) -> tuple[SizedRecord, SizedRecord]:
         one, other = self.shape.split(heads)
-        own = self.source
-        return SizedRecord(one, self.origin, copied=own), SizedRecord(other, self.origin, copied=own)
+        return SizedRecord(one, self.origin), SizedRecord(other, self.origin)
 
     @property
     def weight(self) -> int:
