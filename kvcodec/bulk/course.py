@@ -57,10 +57,11 @@ class Course:
     @cached_property
     def policy(self) -> Policy:
         """As a log keeps it."""
-        layers = range(len(self.model.layers))
-        return Policy(tuple(
-            Rule(s.id, layers, p) for s, p in sorted(zip(self._streams, self._policies, strict=True), key=lambda x: x[0].id)
-        ))  # fmt: skip
+        rules = [
+            Rule(stream.id, range(len(self.model.layers)), own)
+            for stream, own in zip(self._streams, self._policies, strict=True)
+        ]
+        return Policy(tuple(sorted(rules, key=lambda rule: rule.stream)))
 
     @cached_property
     def begins(self) -> list[RecordShape]:

@@ -56,8 +56,9 @@ class Keeper(Protocol):
 
 @dataclass
 class _Victim:
-    """A block that is being cleaned. frames: its first one, and the one behind its last. queue: records yet to be copied.
-    has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
+    """A block that is being cleaned. frames: its first one, and the one behind its last. queue: records yet to be
+    copied. has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is
+    erased.
     """
 
     block: Block

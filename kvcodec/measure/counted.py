@@ -61,7 +61,7 @@ class CountedDevice(Device):
         self.in_use[lane][block.number], self.held[block.number] = block, []
         return block
 
-    def program(self, block: int, unit: int, data: bytes | Bytes, first_frames: Sequence[int]) -> None:
+    def program(self, block: int, unit: int, _data: bytes | Bytes, first_frames: Sequence[int]) -> None:
         """See Device."""
         own = next((one for one in self._open.values() if one.block.number == block), None)
         if own is None or unit != own.next_unit or unit + len(first_frames) > self.geometry.units_per_block:
@@ -99,7 +99,7 @@ class _CountedTail(Tail):
         self._size += size
         return _NOTHING
 
-    def first(self, size: int) -> Bytes:
+    def first(self, _size: int) -> Bytes:
         return _NOTHING
 
     def drop(self, size: int) -> None:
@@ -114,7 +114,7 @@ class CountedWriter(LaneWriter):
         self._tail = _CountedTail()
         self._counted = device
 
-    def _write(self, frame: PlannedFrame, block: Block, offset: int) -> tuple[int, int, Sequence[Located]]:
+    def _write(self, frame: PlannedFrame, block: Block, _offset: int) -> tuple[int, int, Sequence[Located]]:
         self._counted.first_frames.setdefault(block.generation, self._number + 1)
         self._tail.extend(frame.end - frame.offset)
         held, host, out = self._counted.held[block.number], 0, list[SizedRecord]()
@@ -152,7 +152,7 @@ class CountedCleaner(Cleaner):
         first = first_frames[block.generation]
         return first, self._writers[walk.lane].number + 1 if following is None else first_frames[following.generation]
 
-    def _read(self, walk: Walk, block: Block) -> list[Located]:
+    def _read(self, _walk: Walk, block: Block) -> list[Located]:
         assert isinstance(self._device, CountedDevice)
         return cast("list[Located]", self._device.held[block.number].copy())
 

@@ -1,4 +1,4 @@
-"""What wear comes to: write amplification in its parts, bytes until death, drive writes a day, years. Pure arithmetic."""
+"""What wear comes to: write amplification in its parts, bytes until death, drive writes a day, years. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A log without payload: sequences of records of given sizes on a device that counts, cleaned as a real one is.
 
-Frames, blocks, allocation, cleaning and its pace are those of log/ and flash/ themselves (counted.py); what is told here
-once more is which records are alive, as store/liveness.py tells it.
+Frames, blocks, allocation, cleaning and its pace are those of log/ and flash/ themselves (counted.py); what is told
+here once more is which records are alive, as store/liveness.py tells it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Origin:
     sequence: number, 0 if it is no sequence's.
     """
 
-    __slots__ = ("alive", "first", "end", "parts", "sequence")
+    __slots__ = ("alive", "end", "first", "parts", "sequence")
 
     def __init__(self, sequence: int, streams: set[int], first: int = 0, end: int = 0) -> None:
         self.sequence, self.alive, self.first, self.end = sequence, streams, first, end
