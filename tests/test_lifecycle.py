@@ -340,7 +340,8 @@ def test_a_cap_refuses_or_drops_what_was_used_least_recently(tmp_path):
             append(store.sequence(f"new{n}"), data(100, 50 + n))
         assert left[1] in store.sequences()  # read last by the writer before this one
         check(store.sequence(left[1]), data(100, 1 + names.index(left[1])))
-    assert verify_log(path).verdict == "clean"
+    report = verify_log(path)
+    assert report.verdict == "clean", (report.orphans, report.damage, report.error)
 
 
 @pytest.mark.parametrize(

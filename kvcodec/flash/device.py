@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord, DeviceError, NoSpace, NotErased
+from kvcodec.flash.allocation import order_erased
 from kvcodec.flash.block import Block, Counters, decode_header, encode_header
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.geometry import Geometry
@@ -242,12 +243,11 @@ class Device:
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
     def next_blocks(self, n: int, lane: Lane = Lane.FRESH) -> list[int]:
-        """The n erased blocks that will be opened next in a lane: for what is new the least worn first, for what has
-        proved to last the most worn. Raises NoSpace.
-        """
+        """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace."""
+        if not n:
+            return []
         fresh = range(self._untouched, min(self._untouched + n, self.blocks))
-        worn = -1 if lane == Lane.KEPT else 1
-        candidates = sorted([*fresh, *self._erased], key=lambda b: (worn * self.erase_counts.get(b, 0), b))
+        candidates = order_erased([*fresh, *self._erased], self.erase_counts, lasting=lane == Lane.KEPT)
         if self.erased_blocks < n:
             raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {self.erased_blocks} left", str(self.image.path))
         return candidates[:n]

@@ -38,7 +38,9 @@ class Keeper(Protocol):
     """Who knows what is alive."""
 
     def dead_bytes(self) -> NDArray[np.float64]:
-        """Bytes of records that are worth nothing in each block of the device, (blocks present,)."""
+        """Bytes in each block of the device that are worth nothing, (blocks present,); of a block in which there is
+        nothing else all of it.
+        """
         ...
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
@@ -63,6 +65,7 @@ class _Victim:
     block: Block
     span: Span | None
     queue: deque[Located] = field(default_factory=deque)
+    queue_bytes: int = 0
     has_runs: bool = False
     waits_for: int = 0
 
@@ -112,7 +115,7 @@ class Cleaner:
         """Units of copies that keep pace with so many of a writer."""
         assert self._victim is not None
         per_block = self._device.geometry.units_per_block
-        live = sum(_size(one) for one in self._victim.queue) // self._device.geometry.unit_bytes + 1
+        live = self._victim.queue_bytes // self._device.geometry.unit_bytes + 1
         return min(_AT_ONCE, max(1, units) * -(-live // max(1, per_block - live)) + 1)
 
     def clean_all(self, least: float, tell: Callable[[int, int], None] = lambda _done, _all: None) -> int:
@@ -122,8 +125,9 @@ class Cleaner:
         """
         for writer in self._writers:
             writer.sync()
-        if self._writers.fresh.block is not None:
-            self._writers.fresh.begin_block()
+        fresh, room = self._writers.fresh, self._device.geometry.block_bytes - self._device.geometry.unit_bytes
+        if fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
+            fresh.begin_block()
         old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
         done = 0
         while True:
@@ -190,6 +194,7 @@ class Cleaner:
             return False
         victim.has_runs = any(int(one.header["kind"]) == Kind.FREED for one in records)
         victim.queue.extend(self._keeper.choose(block.number, records))
+        victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
         self._victim = victim
         return True
@@ -209,24 +214,28 @@ class Cleaner:
         victim = self._victim
         assert victim is not None
         left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
-        taken: list[Located] = []
         while victim.queue and left > 0:
             one = victim.queue.popleft()
             try:
-                header, body = self._log.load(one.place)
+                copy, lsn = self._load(one)
             except CorruptRecord:
                 self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
                 self._victim = None
                 return
-            copies.append(Record(np.array(header), body.copy()))
-            lsns.append(int(header["lsn"]))
-            taken.append(one)
+            copies.append(copy)
+            lsns.append(lsn)
             left -= _size(one)
+            victim.queue_bytes -= _size(one)
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
         if not victim.queue:
             self._ready.append(victim)
             self._victim = None
+
+    def _load(self, one: Located) -> tuple[Record, int]:
+        """A copy of a record, and its lsn. Raises CorruptRecord."""
+        header, body = self._log.load(one.place)
+        return Record(np.array(header), body.copy()), int(header["lsn"])
 
     def _erase(self, *, surely: bool = False) -> None:
         """Erase what is ready, if what that waits for is durable; surely: make it so."""

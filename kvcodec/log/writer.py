@@ -93,7 +93,11 @@ class LaneWriter:
         if self.counters.programmed - self._settled >= _SETTLE_BYTES:
             self.settle()
         self._failed = False
-        return located[0] if len(located) == 1 else join_records(located)
+        return located[0] if len(located) == 1 else self._join(located)
+
+    def _join(self, located: Sequence[Sequence[Located]]) -> Sequence[Located]:
+        """Records of several frames, in order."""
+        return join_records(located)
 
     def _plan(self, numbered: Sequence[tuple[int, Record]]) -> list[PlannedFrame]:
         block_bytes = self.device.geometry.block_bytes
@@ -185,28 +189,35 @@ class LaneWriter:
             self._block = self.device.allocate(self.lane)
             self._unit_start = self._pending_from = self._unit
         assert self._block is not None
-        block, offset = self._block, self._unit_start + len(self._tail)
+        offset, size = self._unit_start + len(self._tail), frame.end - frame.offset
+        self._walk.note(self._block, offset, self._number + 1, self._number + 1, self._crc)
+        self._crc, host, located = self._write(frame, self._block, offset)
+        self._starts.append(offset)
+        self._number += 1
+        self._drops = count_drops(self._drops, (record.kind for _, record in frame.records))
+        self._frames, self._frame_end = self._frames + 1, offset + size
+        self.counters.framed += size
+        self.counters.host += host
+        return located
+
+    def _write(self, frame: PlannedFrame, block: Block, offset: int) -> tuple[int, int, Sequence[Located]]:
+        """Put a frame that begins at `offset` of the open block into the tail. Gives its CRC, how many of its bytes are
+        rows, and its records with their places.
+        """
         sealed = [(seal_record(record, lsn), record.body) for lsn, record in frame.records]
         ident = FrameId(self._number + 1, self.durable, self._session, self._session_start, self._crc,
                         self._drops)  # fmt: skip
-        size = frame.end - frame.offset
-        starts = [at - offset for at in frame.places]
         crc = write_frame(
-            self._tail.extend(size), sealed, ident, starts, generation=block.generation, uuid=self.device.uuid
-        )
-        self._starts.append(offset)
-        self._walk.note(block, offset, ident.number, ident.number, self._crc)
-        self._number, self._crc = ident.number, crc
-        self._drops = count_drops(self._drops, (record.kind for _, record in frame.records))
-        self._frames, self._frame_end = self._frames + 1, offset + size
+            self._tail.extend(frame.end - frame.offset), sealed, ident, [at - offset for at in frame.places],
+            generation=block.generation, uuid=self.device.uuid,
+        )  # fmt: skip
         headers: list[np.void] = [record.header.reshape(1)[0] for _, record in frame.records]
-        self.counters.framed += size
-        self.counters.host += sum(map(host_bytes, headers))
+        host = sum(map(host_bytes, headers))
         places = [Place(block.generation, block.number, at) for at in frame.places]
         if len(places) < _MANY:
-            return list(map(Located, places, headers))
+            return crc, host, list(map(Located, places, headers))
         filled = b"".join(header.ljust(HEADER_ROOM, b"\0") for header, _ in sealed)
-        return RecordTable(fill_table(np.array(places, np.uint64), filled))
+        return crc, host, RecordTable(fill_table(np.array(places, np.uint64), filled))
 
     def _close_unit(self) -> None:
         if self._tail:

@@ -39,15 +39,20 @@ class Liveness:
         self._gone(block)
 
     def dead_bytes(self) -> NDArray[np.float64]:
-        """See Keeper. Of rows and sets: other records are few, and small."""
+        """See Keeper. Of rows and sets: other records are few, and small; a block of no others holds nothing that would
+        not be as well elsewhere.
+        """
         table = self._present()
         places, common = table.places, table.columns(RECORD_HEADER)
         alive = np.array([_key(place.block, place.offset) for place in self._places()], np.uint64)
         keys = places["block"].astype(np.uint64) << np.uint64(32) | places["offset"].astype(np.uint64)
-        dead = np.isin(table.kinds, (*KINDS, Kind.DICTIONARY, Kind.CODEBOOK)) & ~np.isin(keys, alive)
+        found = np.isin(table.kinds, (*KINDS, Kind.DICTIONARY, Kind.CODEBOOK))
+        dead = found & ~np.isin(keys, alive)
         sizes = common["header_bytes"].astype(np.float64) + common["body_bytes"]
-        counted = np.bincount(places["block"][dead], sizes[dead], self._index.log.device.present_blocks())
-        return counted.astype(np.float64)
+        device, blocks = self._index.log.device, places["block"]
+        counted = np.bincount(blocks[dead], sizes[dead], device.present_blocks()).astype(np.float64)
+        counted[np.bincount(blocks[found & ~dead], minlength=len(counted)) == 0] = device.geometry.block_bytes
+        return counted
 
     def _places(self) -> Iterator[Place]:
         """Where records of rows and of sets lie that are alive; some more than once.

@@ -19,7 +19,7 @@ from kvcodec.errors import (
     UnknownSequence,
 )
 from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD, DropScope
+from kvcodec.layout import DropScope
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, join_records
@@ -35,7 +35,7 @@ from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
 from kvcodec.store.known import KnownRecords
 from kvcodec.store.model import Model
-from kvcodec.store.records import RAW
+from kvcodec.store.records import RAW, step_limit
 from kvcodec.store.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
 
 
 class LoggedStore:
@@ -81,10 +79,12 @@ class LoggedStore:
         self.known = KnownRecords()
         trusted = load_sidecar(self.path, self.log, resume=resume)
         self._trusted = bool(trusted)
-        found = self.log.poll_table()
-        self.log.take_jumps()
-        self._enter(order_records([trusted, found]) if len(self.log.kept.blocks.in_use()) else
-                    join_records([trusted, found]))  # fmt: skip
+        news = self.log.follow()
+        parts = [trusted, news.fresh, news.moved]
+        copied = len(news.moved) or len(self.log.kept.blocks.in_use())
+        self.index.enter(order_records(parts) if copied else join_records(parts))
+        if self.will_write:
+            self.known.add(join_records(parts))
         self.index.check()
 
     @property
@@ -107,7 +107,7 @@ class LoggedStore:
     @property
     def step_limit(self) -> int:
         """Bytes of the body of a STEP record that leave room for others in an erase block."""
-        return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
+        return step_limit(self.device.geometry.block_bytes)
 
     def check_model(self, model: Model | None) -> None:
         """Raises IdentityMismatch if the log belongs to another model, SpecError if nobody says which it is for."""
