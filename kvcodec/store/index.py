@@ -171,7 +171,7 @@ class LogIndex:
             return
         self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
         own = SequenceIndex(info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED)
-        own.last_lsn = own.named_lsn = int(header["lsn"])
+        own.last_lsn = own.named_lsn = own.begun_lsn = int(header["lsn"])
         if info.parent:
             self._share(one, own)
         self.sequences[info.id], self.by_name[info.name] = own, info.id

@@ -79,9 +79,7 @@ class Liveness:
             return int(one.header["lsn"]) == self._index.default_lsn
         if kind == Kind.SEQUENCE and number in self._index.sequences:
             own = self._index.sequences[number]
-            return (
-                int(one.header["lsn"]) == own.named_lsn or own.info.parent > 0
-            )  # a fork's first one says from where on
+            return int(one.header["lsn"]) in (own.begun_lsn, own.named_lsn)
         if kind == Kind.SEQUENCE:
             return number in self._index.sharing or self._is_left(number, block, KINDS)
         if kind == Kind.DROP:  # outlives all that it ends, and the record that says that there was such a sequence

@@ -31,6 +31,7 @@ from kvcodec.log.takeup import Writers
 from kvcodec.log.writer import LaneWriter
 from kvcodec.store.cap import Cap
 from kvcodec.store.ending import drop_record
+from kvcodec.store.entering import KINDS
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
 from kvcodec.store.known import KnownRecords
@@ -177,6 +178,8 @@ class LoggedStore:
             assert self._cleaner is not None
             self._cleaner.keep_room(records)
             try:
+                if any(record.kind in KINDS for record in records):
+                    self._cleaner.check_room(records)
                 located = writer.append(records)
                 break
             except NoSpace:

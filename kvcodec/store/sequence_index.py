@@ -35,7 +35,7 @@ class SequenceIndex:
         }
         self._split: dict[tuple[int, Key], Coded] = {}
         self.records = 0
-        self.last_lsn = self.named_lsn = 0  # of its newest record, and of its newest SEQUENCE record
+        self.last_lsn = self.named_lsn = self.begun_lsn = 0  # of its newest record, newest and first SEQUENCE record
 
     @property
     def length(self) -> int:
