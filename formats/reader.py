@@ -5,8 +5,9 @@
 
 It is for somebody who writes a reader in another language, and wants each rule in plain code, and for tests, which
 compare it with the reader of the package. So it takes its time: it holds the whole file in memory, decodes rows one by
-one, and has no index but lists. It is one file, to be read from top to bottom as the documents are: device.md, frame.md,
-record.md, and then the codecs. It imports nothing of the package, and shares no code with it.
+one, and has no index but lists. It imports nothing of the package, and shares no code with it. It is one file, so that
+it can be taken along, and read from top to bottom as the documents are: device.md, frame.md, record.md, and then the
+codecs.
 
 It knows all of version 0 but the recovery mode skip-damaged, and checks what a reader has to check to stay safe and to
 give right numbers; of the lists headed "A reader MUST reject" it leaves out limits on numbers that only encoders use.
@@ -19,7 +20,8 @@ import hashlib
 import math
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +124,8 @@ SUPERBLOCK = Layout(
 )
 SPARE_SLOT = Layout("crc:I first_frame:H lane:H generation:Q")
 BLOCK_HEADER = Layout(
-    "magic:I block:I generation:Q erase_count:Q programmed_bytes:Q host_bytes:Q framed_bytes:Q lane:B reserved:11s crc:I"
+    "magic:I block:I generation:Q erase_count:Q programmed_bytes:Q host_bytes:Q framed_bytes:Q lane:B reserved:11s "
+    "crc:I"
 )
 FRESH, KEPT = 0, 1
 NO_FRAME = 0xFFFF
@@ -246,8 +249,8 @@ class Block:
 # -- frame.md: good frames ------------------------------------------------------------------------------------------
 
 FRAME_HEADER = Layout(
-    "magic:I version:B type:B flags:H length:I records:I number:Q durable:Q session_start:Q session:I previous:I drops:I "
-    "header_crc:I"
+    "magic:I version:B type:B flags:H length:I records:I number:Q durable:Q session_start:Q session:I previous:I "
+    "drops:I header_crc:I"
 )
 FRAME_TRAILER = Layout("length:I crc:I")
 DATA_FRAME = 1
@@ -361,7 +364,9 @@ class Walk:
 
     def _next_frame(self) -> Frame | None:
         if self._at_end():
-            return self._damage("the log ends before a frame that was durable") if self.vouched > self.number else None
+            if self.vouched > self.number:
+                self._damage("the log ends before a frame that was durable")
+            return None
         frame = read_frame(self.blocks[self.here], self.at) if self.here >= 0 else None
         if frame is not None and self._continues(frame):  # 3
             return frame
@@ -422,7 +427,8 @@ class Walk:
         if known <= self.number:  # 4.3
             want(self.mode != ABSOLUTE, "torn tail")
             return None
-        return self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
+        self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
+        return None
 
     def _damage(self, why: str) -> None:
         want(self.mode == POINT_IN_TIME, f"damage: {why}")
@@ -440,7 +446,7 @@ class Walk:
                     yield (index, at), frame
 
 
-def walk_lanes(device: Device, vouched: Sequence[int], mode: str) -> list[Record]:
+def walk_lanes(device: Device, vouched: SequenceOf[int], mode: str) -> list[Record]:
     """The records of both lanes by lsn, of those in both the one in KEPT: frame.md#lanes.
 
     FREED records that explain where KEPT goes on stand behind that place. So KEPT is walked in good faith first, and
@@ -561,7 +567,7 @@ class Record:
         layout = HEADERS.get(own.kind, RECORD)
         want(own.kind not in HEADERS or own.header_bytes == layout.size, "length of a record header")
         self.header = layout.read(data, at)
-        if any(any(self.header[name]) for name in ("reserved",) if name in self.header):
+        if any(self.header.get("reserved", b"")):
             raise UnsupportedVersion(f"a reserved field of a record of kind {own.kind}")
         self._check_kind()
 
@@ -690,10 +696,10 @@ def cut(extents: list[Extent], first: int, end: int) -> list[Extent]:
 Key = tuple[int, int]  # layer and stream
 
 
-class Sequence_:
+class Sequence:
     """A sequence: which records hold its tokens. Records come by ascending lsn, so the last one wins: record.md#lsn."""
 
-    def __init__(self, log: Log, header: Fields, name: str, model: Model, parent: Sequence_ | None) -> None:
+    def __init__(self, log: Log, header: Fields, name: str, model: Model, parent: Sequence | None) -> None:
         self.log, self.header, self.name, self.model = log, header, name, model
         keys = [(n, stream.id) for n, layer in enumerate(model.layers) for stream in layer.streams]
         self.extents: dict[Key, list[Extent]] = {key: [] for key in keys}
@@ -792,15 +798,15 @@ class Log:
         self.device = Device(path)
         self.sets = Sets()
         self._models: dict[bytes, Model] = {}
-        self._sequences: dict[int, Sequence_] = {}
-        self._last: dict[int, Sequence_] = {}  # also of those that were dropped: their model, for records of forks
+        self._sequences: dict[int, Sequence] = {}
+        self._last: dict[int, Sequence] = {}  # also of those that were dropped: their model, for records of forks
         self._orphans: set[int] = set()
         for record in walk_lanes(self.device, read_vouched(path, self.device.uuid), mode):
             self._enter(record)
         want(not self._orphans & self._sequences.keys(), "a sequence that was forked from one that is not there")
 
     @property
-    def sequences(self) -> dict[str, Sequence_]:
+    def sequences(self) -> dict[str, Sequence]:
         """Those that are there, in the order in which they were begun."""
         return {own.name: own for own in self._sequences.values()}
 
@@ -849,7 +855,7 @@ class Log:
         want(parent is None or parent.header.model_hash == h.model_hash, "a fork of another model")
         if h.parent and parent is None:
             self._orphans.add(h.sequence)
-        self._sequences[h.sequence] = self._last[h.sequence] = Sequence_(self, h, name, model, parent)
+        self._sequences[h.sequence] = self._last[h.sequence] = Sequence(self, h, name, model, parent)
 
 
 def check_policies(policies: list[Fields], model: Model) -> None:
@@ -879,7 +885,7 @@ def streams_of(record: Record) -> list[Key]:
     return [(layer, id_) for layer in range(h.first_layer, h.first_layer + h.layers) for id_ in ids]
 
 
-def check_rows(sequence: Sequence_, record: Record) -> None:
+def check_rows(sequence: Sequence, record: Record) -> None:
     """Check the header of a GROUP, STEP or ROWS record against its model."""
     h, keys = record.header, streams_of(record)
     axis = h.axis if h.kind == GROUP else NO_AXIS if h.codec == RAW else BY_TOKEN
@@ -967,7 +973,7 @@ class Row(NamedTuple):
     bits: list[int]
 
     @classmethod
-    def of_numbers(cls, numbers: Sequence[float], dtype: str) -> Row:
+    def of_numbers(cls, numbers: SequenceOf[float], dtype: str) -> Row:
         """Of float32, none beyond the greatest finite number of what it is given as."""
         clipped = [[min(max(x, -GREATEST[t]), GREATEST[t]) for x in numbers] for t in ("float32", dtype)]
         if dtype == "bfloat16":
@@ -986,7 +992,7 @@ class Row(NamedTuple):
 # -- rows of records -------------------------------------------------------------------------------------------------
 
 
-def decode_row(sequence: Sequence_, record: Record, layer: int, stream: Stream, head: int, token: int) -> Row:
+def decode_row(sequence: Sequence, record: Record, layer: int, stream: Stream, head: int, token: int) -> Row:
     """The row of a token in a head of a stream, from the part of a record that holds it."""
     h, dtype = record.header, sequence.model.dtype
     if h.kind == GROUP and h.codec == RAW:
@@ -1009,7 +1015,7 @@ def decode_row(sequence: Sequence_, record: Record, layer: int, stream: Stream, 
     return Row.of_numbers(turn(numbers, trained.steps, token), dtype)
 
 
-def take_row(sequence: Sequence_, record: Record, key: Key, head: int, token: int) -> bytes:
+def take_row(sequence: Sequence, record: Record, key: Key, head: int, token: int) -> bytes:
     """The bytes of a row as it stands by itself, of STEP and ROWS records, and of trained codes in GROUP records."""
     h = record.header
     head, token = head - h.first_head, token - h.first_token
@@ -1198,7 +1204,7 @@ def angle_of(position: int, step: int) -> tuple[float, float]:
     return f32(cosine) / 2**30, f32(sine) / 2**30
 
 
-def turn(numbers: list[float], steps: Sequence[int], position: int) -> list[float]:
+def turn(numbers: list[float], steps: SequenceOf[int], position: int) -> list[float]:
     """Numbers as the rotation has them at a position; as they are without one: dictionary.md#rotation."""
     out, pairs = list(numbers), len(steps)
     for i, step in enumerate(steps):
@@ -1263,13 +1269,13 @@ class Dictionary:
 # -- product.md, trellis.md ------------------------------------------------------------------------------------------
 
 
-def finish_shaped(sums: Sequence[int], gain: float, shape: float, mean: Sequence[float]) -> list[float]:
+def finish_shaped(sums: SequenceOf[int], gain: float, shape: float, mean: SequenceOf[float]) -> list[float]:
     """x̂ before it is turned, of t: product.md#decoding."""
     scale = wide(narrow(f32(gain * shape)))
     return [f32(f32(f32(t) * scale) + f32(gain * m)) for t, m in zip(sums, mean, strict=True)]
 
 
-def weigh(numbers: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+def weigh(numbers: SequenceOf[int], rows: SequenceOf[SequenceOf[int]]) -> list[int]:
     """Sums of rows, each times its number, exactly."""
     return [sum(n * x for n, x in zip(numbers, column, strict=True)) for column in zip(*rows, strict=True)]
 
@@ -1335,7 +1341,7 @@ class Product:
         return [f32(x + f32(f32(u) * scale)) for x, u in zip(numbers, sums, strict=True)]
 
 
-def codes_of_key(sequence: Sequence_, basis: bytes, layer: int, head: int, token: int) -> tuple[Product, bytes]:
+def codes_of_key(sequence: Sequence, basis: bytes, layer: int, head: int, token: int) -> tuple[Product, bytes]:
     """Product codes of K, and its row, that V of the same head and token is predicted from: record.md#predicted-v."""
     parts = sequence.find((layer, K), token)
     found = [p for p in parts if head in range(p.header.first_head, p.header.first_head + p.header.heads)]
@@ -1368,7 +1374,7 @@ class Trellis:
         tables = own.table("h", h.tables, 1 << h.window)
         self.rates = own.take("B", r)
         want(own.at == len(data) and len(set(self.rates)) == h.tables, "length or rates of trellis codes")
-        want(1 <= min(self.rates) and max(self.rates) <= min(8, h.window - 3), "rates of trellis codes")
+        want(min(self.rates) >= 1 and max(self.rates) <= min(8, h.window - 3), "rates of trellis codes")
         self.tables = [tables[sorted(set(self.rates)).index(rate)] for rate in self.rates]
         self.size = -(-sum(self.rates) // 8)
 
@@ -1393,10 +1399,11 @@ MOST_PARENTS = 64
 
 
 class Set(NamedTuple):
-    """What a set holds, in the order of its hash."""
+    """What a set holds, in the order of its hash. grown: how often it grew."""
 
     dictionaries: list[Dictionary]
     codebooks: list[Trained]
+    grown: int
 
 
 class Sets:
@@ -1419,7 +1426,10 @@ class Sets:
                 raise UnsupportedVersion("a reserved field of a CODEBOOK record")
             want(h.codebook < h.codebooks and 0 < h.body_bytes <= h.all_bytes - h.first_byte, "a CODEBOOK record")
         parent = h.get("parent_hash", NO_HASH)
-        self._forms.setdefault(h.basis_hash, {}).setdefault(parent, []).append(record)
+        records = self._forms.setdefault(h.basis_hash, {}).setdefault(parent, [])
+        for other in records:
+            check_alike(h, other.header)
+        records.append(record)
 
     def find(self, h: Fields, layer: int, stream: Stream) -> Trained:
         """What rows of a stream are coded by, as the header of their record names it."""
@@ -1439,7 +1449,7 @@ class Sets:
         missing = MissingDictionary(f"the log does not hold set {basis.hex()}")
         for parent, records in self._forms.get(basis, {}).items():
             try:
-                before = None if parent == NO_HASH else self._load(parent, (*heirs, basis)).dictionaries
+                before = None if parent == NO_HASH else self._load(parent, (*heirs, basis))
                 found = join_set(records, before)
             except MissingDictionary as error:
                 missing = error
@@ -1447,6 +1457,7 @@ class Sets:
             marked = b"".join(MARKS[1 if isinstance(own, Product) else 2] + own.data for own in found.codebooks)
             hashed = b"".join(own.hashed() for own in found.dictionaries) + marked
             want(hashlib.sha256(hashed).digest()[:16] == basis, f"set {basis.hex()} is not what its name says")
+            want(found.grown <= MOST_PARENTS, "a set that grew too often")
             self._loaded[basis] = found
             return found
         raise missing
@@ -1467,13 +1478,24 @@ def check_dictionary(h: Fields) -> None:
     want(h.body_bytes == size, "body of a DICTIONARY record")
 
 
+def check_alike(h: Fields, other: Fields) -> None:
+    """Check that two records of a set say the same of it, and of what both are a part of."""
+    names = ["matrices", "codebooks"]
+    if h.kind == other.kind == CODEBOOK and h.codebook == other.codebook:
+        names += ["form", "all_bytes"]
+    if h.kind == other.kind == DICTIONARY_RECORD:
+        own = ["atoms", "head_dim", "uses", "transform", "mean", "pairs"]
+        names += ["grown", *(own if h.matrix == other.matrix else [])]
+    want(all(h[name] == other[name] for name in names), "a record that contradicts another one of its set")
+
+
 def dictionary_head(h: Fields) -> int:
     """Bytes of uses, mean and steps."""
     return int(4 * h.uses + 4 * h.head_dim * h.mean + 8 * h.pairs)
 
 
-def join_set(records: list[Record], before: list[Dictionary] | None) -> Set:
-    """The set of some records. before: the dictionaries of its parent, if it grew. Raises MissingDictionary."""
+def join_set(records: list[Record], before: Set | None) -> Set:
+    """The set of some records. before: its parent, if it grew. Raises MissingDictionary."""
     matrices: dict[int, dict[int, Record]] = {}
     books: dict[int, dict[int, Record]] = {}
     for record in records:
@@ -1483,16 +1505,18 @@ def join_set(records: list[Record], before: list[Dictionary] | None) -> Set:
         else:
             matrices.setdefault(h.matrix, {})[h.first_atom] = record
     first = records[0].header
-    if len(matrices) != first.get("grown", 0) if before else len(matrices) != first.matrices:
+    if len(matrices) != (first.matrices if before is None else first.grown):
         raise MissingDictionary("not all dictionaries of a set are there")
     if len(books) != first.codebooks:
         raise MissingDictionary("not all codebooks of a set are there")
     if before is None:
         dictionaries = [join_dictionary(matrices[n], None) for n in sorted(matrices)]
     else:
-        want(len(before) == first.matrices, "a set of other dictionaries than its parent has")
-        dictionaries = [join_dictionary(matrices[n], own) if n in matrices else own for n, own in enumerate(before)]
-    return Set(dictionaries, [join_codebook(books[n]) for n in sorted(books)])
+        there = before.dictionaries
+        want(len(there) == first.matrices, "a set of other dictionaries than its parent has")
+        dictionaries = [join_dictionary(matrices[n], own) if n in matrices else own for n, own in enumerate(there)]
+    grown = 0 if before is None else before.grown + 1
+    return Set(dictionaries, [join_codebook(books[n]) for n in sorted(books)], grown)
 
 
 def join_dictionary(chunks: dict[int, Record], before: Dictionary | None) -> Dictionary:
@@ -1534,7 +1558,7 @@ def list_sequences(log: Log) -> None:
                 print(f"  layer {layer}: tokens {first} to {end - 1} were evicted")
 
 
-def print_rows(own: Sequence_, layer: int, wanted: str) -> None:
+def print_rows(own: Sequence, layer: int, wanted: str) -> None:
     """Print the rows of a layer: token, stream, head, numbers."""
     held, (first, _, end) = own.held(layer), wanted.partition(":")
     gone = own.evicted(layer)
