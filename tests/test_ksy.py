@@ -332,9 +332,9 @@ def example_structs():
     for prefix, log in prefixes.items():
         own = frame_structs(example_tree(log), base)
         out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
-    for block, names in ((0, ("freed", "freed-run")), (3, ("sequence", "drop"))):
+    for block in range(len(example_tree(CLEANED)["blocks"])):  # each of 4096 bytes, behind as many of its spare area
         own = frame_structs(example_tree(CLEANED), base + block * 2 * layout.FILE_ALIGNMENT, block)
-        out |= {f"cleaned-{name}": (CLEANED, *own[name]) for name in names}
+        out |= {f"cleaned-{name}": (CLEANED, *struct) for name, struct in own.items()}
     return out
 
 
