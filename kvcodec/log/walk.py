@@ -265,7 +265,8 @@ class Walk:
         return frame.id.number == self.cursor.number + 1 and frame.id.previous == self.cursor.crc
 
     def _read_here(self) -> Frame:
-        assert self.cursor.block is not None
+        if self.cursor.block is None:
+            raise Flaw("the first block does not begin with the first frame")
         frame = self._read(self.cursor.block, self.cursor.offset)
         if not self._continues(frame):
             raise Flaw(f"frame {frame.id.number} does not continue frame {self.cursor.number}")
