@@ -182,7 +182,7 @@ class Walk:
             if not self._programmed_from(following, 1):
                 later = (b for b in self.blocks.in_use() if b.generation > following.generation)
                 return not any(self._programmed_from(b, 1) for b in later)
-            if not (self._first_continues(following) or self._jump_to(following)):
+            if not (self._first_continues(following) or self._jump_to(following)) and block is not None:
                 return False
             self._enter(following, self._unit)
 
