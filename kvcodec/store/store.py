@@ -94,6 +94,7 @@ class Store:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
         self.known = KnownRecords()
+        self._trusted = resume  # a sidecar that can't be taken in is none
         trusted = load_sidecar(self.path, self.log, resume=resume)
         self._trusted = bool(trusted)
         found = self.log.poll_table()

