@@ -23,7 +23,7 @@ from tests.fuzz.kvdict_target import kvdict_seeds
 from tests.fuzz.kvdict_target import mutate as mutate_kvdict
 from tests.fuzz.log_seeds import NAMES, log_seed
 
-LOTS = {"log": 220, "dump": 700, "kvdict": 120, "text": 1500}
+LOTS = {"log": 80, "dump": 700, "kvdict": 120, "text": 1500}
 MEMORY = 4 << 30  # bytes of address space beyond what the process has
 SECONDS = 300  # of an input, in which kernels may have to be compiled
 

@@ -20,7 +20,7 @@ from tests.fuzz.corpus import TARGETS, inputs
 _FUZZED = ("flash", "log", "codecs", "dictionary", "dumps", "attention", "store", "bulk")
 _MEMORY = 4 << 30  # bytes of address space
 _FILE = 256 << 20  # bytes of a file
-_SECONDS = 30  # of one input, with the kernels that it is the first to need
+_SECONDS = 120  # of one input, with the kernels that it is the first to need
 
 
 def main() -> None:
