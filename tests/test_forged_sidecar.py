@@ -17,9 +17,7 @@ def forge(tmp_path, name, change):
     path.write_bytes(seed.log)
     sidecar = bytearray(seed.sidecar)
     head = np.frombuffer(sidecar, SIDECAR, 1)[0]
-    entries = np.frombuffer(
-        sidecar, SIDECAR_ENTRY, int(head["records"]), SIDECAR.itemsize + 2 * SIDECAR_LANE.itemsize
-    )
+    entries = np.frombuffer(sidecar, SIDECAR_ENTRY, int(head["records"]), SIDECAR.itemsize + 2 * SIDECAR_LANE.itemsize)
     change(entries)
     head["body_crc"] = crc32c(bytes(sidecar[SIDECAR.itemsize :]))
     head["crc"] = crc32c(head.tobytes()[:-4])
@@ -48,11 +46,11 @@ def first_of(entries, kind):
 def test_another_record_lies_where_the_sidecar_says(tmp_path, name, kind):
     whole = read(forge(tmp_path, name, lambda entries: None))
     path = forge(tmp_path, name, lambda e: swap_places(e, first_of(e, kind), -1))
-    try:
+    if kind in (Kind.MODEL, Kind.SEQUENCE):
         assert read(path) == whole
-    except CorruptRecord as error:  # sets are loaded when they are asked for
-        assert kind in (Kind.DICTIONARY, Kind.CODEBOOK)
-        assert "another record than the index names" in str(error)
+        return
+    with pytest.raises(CorruptRecord, match="another record than the index names"):  # sets are loaded when asked for
+        read(path)
 
 
 def test_rows_lie_elsewhere_than_the_sidecar_says(tmp_path):

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import kvcodec as kv
-from kvcodec.errors import CorruptRecord, FormatError
-from kvcodec.layout import Kind, StreamId
-from kvcodec.log.recover import Recovery
+from kvcodec.errors import FormatError
+from kvcodec.layout import Kind
 from tests.fuzz import log_target
 from tests.fuzz.choices import Choices
 from tests.fuzz.corpus import TARGETS, inputs, lot

@@ -15,6 +15,7 @@ import warnings
 
 import atheris
 
+from kvcodec import kernels as kernel_package
 from tests.fuzz.corpus import TARGETS, inputs
 
 _FUZZED = ("flash", "log", "codecs", "dictionary", "dumps", "attention", "store", "bulk")
@@ -28,7 +29,8 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         sys.exit(f"which target? Want one of {', '.join(TARGETS)}")
     name, options = sys.argv[1], sys.argv[2:]
-    with atheris.instrument_imports(include=["kvcodec"], exclude=["kvcodec.kernels"]):
+    kernels = [f"kvcodec.kernels.{module.name}" for module in pkgutil.iter_modules(kernel_package.__path__)]
+    with atheris.instrument_imports(include=["kvcodec"], exclude=["kvcodec.kernels", *kernels]):
         for package in _FUZZED:
             for module in pkgutil.iter_modules(importlib.import_module(f"kvcodec.{package}").__path__):
                 importlib.import_module(f"kvcodec.{package}.{module.name}")
@@ -38,7 +40,9 @@ def main() -> None:
         run(data)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
-    atheris.Setup([sys.argv[0], f"-timeout={_SECONDS}", "-max_len=256", "-len_control=0", "-rss_limit_mb=3072", *options], run)
+    atheris.Setup(
+        [sys.argv[0], f"-timeout={_SECONDS}", "-max_len=256", "-len_control=0", "-rss_limit_mb=3072", *options], run
+    )
     atheris.Fuzz()
 
 

@@ -6,7 +6,6 @@ import contextlib
 import re
 import struct
 import tempfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from tests.fuzz.edits import change_bytes
 _WORD = re.compile(rb'-?[0-9]+|"[^"]*"|[\[\]{}(),:]|True|False|true|null')
 _WORDS = (
     b"0", b"1", b"-1", b"2", b"4", b"40", b"80", b"160", b"65536", b"2147483648", b"9223372036854775807",
-    b"18446744073709551615", b"1e400", b"1.5", b"NaN", b"null", b"true", b"[]", b"{}", b"[0]", b'""', b'"k.0"', b'"v.0"',
-    b'"q.0"', b'"q_pos"', b'"F32"', b'"BF16"', b'"F8_E4M3"', b'"I64"', b'"C64"', b'"dtype"', b'"__metadata__"',
+    b"18446744073709551615", b"1e400", b"1.5", b"NaN", b"null", b"true", b"[]", b"{}", b"[0]", b'""', b'"k.0"',
+    b'"v.0"', b'"q.0"', b'"q_pos"', b'"F32"', b'"BF16"', b'"F8_E4M3"', b'"I64"', b'"C64"', b'"dtype"',
+    b'"__metadata__"',
     b'"0"', b'"nan"', b'"-1"', b'"1e999"', b'"\\ud800"', b'"k.0.scale"', b'"kv"', b"'<f2'", b"'>f4'", b"'|O'", b"'|V2'",
     b"(5, 2, 4)", b"()", b"True", b",", b"]", b"}",
 )  # fmt: skip

@@ -20,8 +20,9 @@ def interesting(old: int, width: int, choices: Choices) -> int:
     """Another value of an unsigned field of `width` bytes."""
     top = (1 << 8 * width) - 1
     values = (
-        0, 1, old + 1, old - 1, top, top - 1, top >> 1, (top >> 1) + 1, old << 1, old >> 1, old ^ 1 << choices.below(64),
-        choices.number(1), choices.number(2), choices.number(8), 1 << choices.below(64), old + choices.number(1) * 8,
+        0, 1, old + 1, old - 1, top, top - 1, top >> 1, (top >> 1) + 1, old << 1, old >> 1,
+        old ^ 1 << choices.below(64), choices.number(1), choices.number(2), choices.number(8),
+        1 << choices.below(64), old + choices.number(1) * 8,
         old - choices.number(1) * 8, (1 << 62) - 1, 1 << 48, 1 << 31, 0x7FC0,
     )  # fmt: skip
     return choices.pick(values) & top

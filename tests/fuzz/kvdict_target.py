@@ -97,7 +97,7 @@ def repair(content: bytes, entries: list[Struct], *, rename: bool) -> bytes:
             if found is not None:
                 np.frombuffer(data, KVDICT, 1)[0]["basis_hash"] = np.void(bytes.fromhex(found[1]))
                 _seal(data)
-        except Exception:  # noqa: S110  # `run` shall meet it
+        except Exception:  # `run` shall meet it
             pass
     return bytes(data)
 

@@ -30,8 +30,9 @@ WORDS = (
     "ef", "u16", "low2", "e0.1", "max0.3", "max", "B32", "B", "nan", "inf", "1e", "-", "0", "999999", "page=4096", ",",
     "unit=512", "block=65536", "cycles=1000", "page=0", "tlc", "=", "k", "v", "c", "kr", "\nk = \"int4/channel/g64\"\n",
     "\n[[layer]]\n", "layers = \"0-3,17\"\n", "residual = { k = 128 }\n", "sinks = 4\n", "[", "]", "{", "}", "\"", "'",
-    "\n", " ", "#", "0x", "f" * 64, "9" * 64, "[" * 64, "k=model.{layer}.key", "v=model.{layer}.value", "{layer}", "0/8",
-    "torn-tail", "omp", ":", "128:512", "layers.0.self_attn.k", ".", "_", "٣", "\0", "\ud800", "é", "true", "1.5",
+    "\n", " ", "#", "0x", "f" * 64, "9" * 64, "[" * 64, "k=model.{layer}.key", "v=model.{layer}.value", "{layer}",
+    "0/8", "torn-tail", "omp", ":", "128:512", "layers.0.self_attn.k", ".", "_", "٣", "\0", "\ud800", "é",
+    "true", "1.5",
 )  # fmt: skip
 
 
