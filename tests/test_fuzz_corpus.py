@@ -22,7 +22,7 @@ from tests.fuzz.kvdict_target import kvdict_seeds
 from tests.fuzz.kvdict_target import mutate as mutate_kvdict
 from tests.fuzz.log_seeds import NAMES, log_seed
 
-LOTS = {"log": 80, "dump": 700, "kvdict": 120, "text": 1500}
+LOTS = {"log": 50, "dump": 500, "kvdict": 120, "text": 1000}
 MEMORY = 4 << 30  # bytes of address space beyond what the process has
 SECONDS = 300  # of an input, in which kernels may have to be compiled
 
@@ -90,7 +90,7 @@ def test_seeds_hold_every_kind_of_record():
     assert kinds == set(Kind)
 
 
-@pytest.mark.parametrize("field", ["first_token", "tokens", "heads"])
+@pytest.mark.parametrize("field", ["tokens", "heads", "head_dim"])
 def test_a_repaired_mutant_is_refused_by_what_it_says(tmp_path, field):
     """Not by a checksum, which would make fuzzing one of checksums alone."""
     seed = log_seed(NAMES.index("raw"))
