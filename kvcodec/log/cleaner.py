@@ -101,7 +101,7 @@ class Cleaner:
         self._victim = None
 
     def check_room(self, records: Sequence[Record]) -> None:
-        """Raises NoSpace for records that would take the blocks that cleaning needs, and what says that something ended.
+        """Raises NoSpace for records that would take the blocks that cleaning needs, and DROP records.
 
         A device of few blocks has none to spare for that.
         """

@@ -130,7 +130,7 @@ class Log:
 
     def learn(self, one: Located) -> None:
         """Take in a FREED record. Raises CorruptRecord."""
-        header, body = self.load(one.place)
+        header, body = self.load_one(one)
         for run in read_freed(header, body, self.device.file_offset(one.place.block, one.place.offset)):
             self.freed.add(*run)
 
@@ -172,6 +172,16 @@ class Log:
         body = data[start : start + int(header["body_bytes"])]
         if int(header["body_crc"]) != crc32c(body):
             raise CorruptRecord(base + start, "record body checksum")
+        return header, body
+
+    def load_one(self, one: Located) -> tuple[np.void, Bytes]:
+        """`load` of a record whose header is known. Raises CorruptRecord too where another record lies, as a forged
+        sidecar may say.
+        """
+        header, body = self.load(one.place)
+        if header.tobytes() != one.header.tobytes():
+            base = self.device.file_offset(one.place.block, one.place.offset)
+            raise CorruptRecord(base, "another record than the index names")
         return header, body
 
     def _waiting(self, place: Place) -> Bytes | None:

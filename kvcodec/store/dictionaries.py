@@ -203,7 +203,7 @@ class Dictionaries:
         return found
 
     def _load_matrix(self, chunks: dict[int, Located]) -> Dictionary:
-        header, body = self._log.load(chunks[0].place)
+        header, body = self._log.load_one(chunks[0])
         dim, parts = int(header["head_dim"]), [body[head_bytes(header) :]]
         uses, mean, rotation = read_head(header, body)
         parts += self._load_atoms(chunks, int(header["chunk"]), int(header["atoms"]))
@@ -226,7 +226,7 @@ class Dictionaries:
     def _load_atoms(self, chunks: dict[int, Located], there: int, end: int) -> Iterator[Bytes]:
         """Bytes of atoms number `there` to `end`, of records that hold nothing else. Raises KeyError."""
         while there < end:
-            yield self._log.load(chunks[there].place)[1]
+            yield self._log.load_one(chunks[there])[1]
             there += int(chunks[there].header["chunk"])
 
 

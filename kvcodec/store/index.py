@@ -68,7 +68,7 @@ class LogIndex:
     def _enter_one(self, one: Located) -> None:
         kind = int(one.header["kind"])
         if kind == Kind.MODEL:
-            header, body = self.log.load(one.place)
+            header, body = self.log.load_one(one)
             self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
         elif kind == Kind.SEQUENCE:
             self._enter_sequence(one)
@@ -148,7 +148,7 @@ class LogIndex:
             raise CorruptRecord(self._at(one), why)
 
     def _enter_sequence(self, one: Located) -> None:
-        header, body = self.log.load(one.place)
+        header, body = self.log.load_one(one)
         info = read_sequence(header, body, self._at(one))
         model = self.models.get(info.model_hash)
         if model is None:

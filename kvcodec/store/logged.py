@@ -78,6 +78,7 @@ class LoggedStore:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
         self.known = KnownRecords()
+        self._trusted = resume  # a sidecar that can't be taken in is none
         trusted = load_sidecar(self.path, self.log, resume=resume)
         self._trusted = bool(trusted)
         news = self.log.follow()
