@@ -329,8 +329,9 @@ def walk_lane(log, lane, gone):
     number, crc = 0, 0
     for block, frame in frames_of(log, lane):
         header = frame.header
-        first, last = number + 1, header.number - 1
-        passed = first <= last and any(own == lane and first in run and last in run for own, run in gone)
+        own = [run for of, run in gone if of == lane]
+        missing = range(number + 1, header.number)
+        passed = len(missing) > 0 and all(any(n in run for run in own) for n in missing)
         if passed or (header.number, header.previous) == (number + 1, crc):
             number, crc = header.number, frame.trailer.crc
             yield block, frame
