@@ -140,14 +140,19 @@ class Cleaner:
         for writer in self._writers:
             writer.sync()
         fresh, room = self._writers.fresh, self._device.geometry.block_bytes - self._device.geometry.unit_bytes
+        old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
+        done = self._clean_old(old, least, tell, 0)
         if fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
             fresh.begin_block()
-        old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
-        done = 0
+            done = self._clean_old(old, least, tell, done)
+        return done
+
+    def _clean_old(self, old: set[int], least: float, tell: Callable[[int, int], None], done: int) -> int:
+        """Clean blocks of these generations that are closed. done: how many were before; gives how many are now."""
         while True:
             shares = [(share, block) for block, share in self._candidates() if block.generation in old]
             chosen = [block for share, block in shares if 1 - share >= least]
-            if not chosen and self._victim is None:
+            if self._victim is None and not chosen:
                 break
             if self._victim is None:
                 self._take(chosen[0])
