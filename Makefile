@@ -43,6 +43,7 @@ check: test  ## the long campaigns of the reliability bar, first column
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
 	$(BIN)/python bench/programmed.py --check
+	$(BIN)/python bench/wear.py --check
 
 soak: check  ## on top of the campaigns, every property test over thousands of fresh examples
 	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign'

@@ -242,8 +242,7 @@ class Device:
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
     def next_blocks(self, n: int, lane: Lane = Lane.FRESH) -> list[int]:
-        """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace.
-        """
+        """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace."""
         if not n:
             return []
         fresh = range(self._untouched, min(self._untouched + n, self.blocks))
