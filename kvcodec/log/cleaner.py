@@ -29,7 +29,7 @@ from kvcodec.log.takeup import Writers
 from kvcodec.log.victims import FULL, choose_victim
 from kvcodec.log.walk import Cursor, Walk
 
-_FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
+_FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _AT_ONCE = 8  # units of copies that one step makes at most
 
