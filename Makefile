@@ -45,6 +45,7 @@ check: test  ## the long campaigns of the reliability bar, first column
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
 	$(BIN)/python bench/programmed.py --check
+	$(BIN)/python bench/wear.py --check
 	$(MAKE) fuzz FUZZ_SECONDS=20
 
 .fuzz/ready: pyproject.toml

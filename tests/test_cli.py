@@ -19,7 +19,9 @@ from tests.test_bulk import REAL, TINY, make_dump, names
 from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = ("encode", "decode", "info", "verify", "diff", "drop", "fork", "compact", "train", "drift", "bench")
+COMMANDS = (
+    "encode", "decode", "info", "verify", "diff", "drop", "fork", "compact", "train", "drift", "wear", "bench"
+)  # fmt: skip
 MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 
@@ -338,3 +340,52 @@ def test_the_readme_examples_work(tmp_path, monkeypatch):
     assert names_of_example["y"].shape == (32, 128)
     assert len(text.splitlines()) < 185
     assert "install kvcodec" not in text.replace("kvcodec-flash", "")
+
+
+def test_wear_of_a_log(here):
+    found = json.loads(invoke("wear", "cache.kvlog", "--json", "--capacity", "1TB").stdout)
+    with kv.open("cache.kvlog") as store:
+        stats = store.stats()
+    own, life = found["amplification"], found["life"]
+    assert own["programmed_bytes"] == stats.programmed_bytes
+    assert own["total"] == pytest.approx(stats.write_amplification)
+    assert own["total"] == pytest.approx(own["format"] * own["padding"] * own["cleaning"])
+    assert life["programmed_bytes_per_token"] == stats.programmed_bytes / stats.sequences[0].tokens
+    assert life["tbw_bytes"] == pytest.approx(1e12 * 3000 / own["total"])
+    assert life["tokens_until_death"] == pytest.approx(1e12 * 3000 / life["programmed_bytes_per_token"])
+    worn = json.loads(invoke("wear", "cache.kvlog", "--json", "--device", "qlc", "--tokens-per-second", 100).stdout)
+    assert worn["life"]["years_of_life"] == pytest.approx(life["years_of_life"] / 6)
+    text = invoke("wear", "cache.kvlog").stdout
+    assert "years of life" in text
+    assert "estimated" in text
+
+
+def test_wear_before_there_is_a_log():
+    wanted = ["wear", "--model", "32x8x128", "--tokens", 1024]
+    raw, coded = (
+        json.loads(invoke(*wanted, "--k", k, "--v", v, "--residual", 0, "--json").stdout)
+        for k, v in (("raw", "raw"), ("int4/channel/g64", "int4/token/g64"))
+    )
+    assert raw["life"]["programmed_bytes_per_token"] >= 131_072
+    assert coded["amplification"]["total"] <= 1.05
+    assert 3.2 < coded["life"]["years_of_life"] / raw["life"]["years_of_life"] < 3.6
+    small = ["wear", "--model", "1x2x64", "--device", "page=2048,unit=512,block=16384", "--blocks", 32]
+    text = invoke(*small, "--tokens", 256, "--drop", "oldest", "--fill", 0.7, "--residual", 0).stdout
+    assert "steady since" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "a log or of a --model"), (("cache.kvlog", "--model", "1x1x64"), "a log or of a --model"),
+        (("--model", "32x8"), "layers x KV heads"), (("--model", "0x1x64"), "layers x KV heads"),
+        (("--model", "1x1x64", "--k", "pq"), "budget"), (("--model", "1x1x64", "--durability", "no"), "durability"),
+        (("--model", "1x1x64", "--capacity", "much"), "capacity 'much'"),
+        (("--model", "1x1x64", "--drop", "best"), "oldest or random"), (("none.kvlog",), "No such file"),
+    ],
+)  # fmt: skip
+def test_wear_that_cannot_be_told_is_one_line(arguments, why, capsys):
+    assert run(["wear", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1

@@ -5,11 +5,17 @@ import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.course import Course
-from kvcodec.bulk.simulate import run_workload
+from kvcodec.bulk.simulate import mark_of, run_workload
 from kvcodec.errors import SpecError
 from kvcodec.flash.allocation import order_erased
-from kvcodec.flash.geometry import Geometry
-from kvcodec.layout import Lane
+from kvcodec.flash.device import Device
+from kvcodec.flash.geometry import PRESETS, Geometry
+from kvcodec.layout import Kind, Lane
+from kvcodec.log.frame import new_record
+from kvcodec.log.reader import Log
+from kvcodec.log.takeup import take_up
+from kvcodec.measure.endurance import sync_padding
+from kvcodec.measure.simulation import Simulation
 from kvcodec.measure.workload import Mark, Steadiness, Workload
 from kvcodec.spec import CodecSpec
 from kvcodec.store.policy import StreamPolicy
@@ -55,7 +61,7 @@ def run_store(path, course: Course, workload: Workload, appends: int, *, at_once
 
 CASES = {
     "groups, oldest first": (("int4/channel/g64", "int4/token/g32"), 0, 4, None, "oldest", 220, 32, 96),
-    "steps, at random": (("int4/channel/g64", "int8/token/g32"), 16, 4, "raw", "random", 500, 1, 0),
+    "steps, at random": (("int4/channel/g64", "int8/token/g32"), 16, 4, "raw", "random", 600, 1, 0),
     "coded rows, at random": (("int8/token/g32", "int4/token/g32"), 0, 0, "raw", "random", 250, 4, 0),
 }
 
@@ -91,12 +97,12 @@ def test_what_is_not_steady_is_not_called_so():
     own = Steadiness(blocks=10, rounds=2)
     for n in range(7):
         assert not own.is_steady
-        own.take(Mark(n, 100 * n, 200 * n + n**3, 0, 10 * n))
+        own.take(Mark(n, 100 * n, 110 * n, 200 * n + n**3, 0, 10 * n))
     assert not own.is_steady  # it climbs
     for n in range(7, 13):
-        own.take(Mark(n, 100 * n, 200 * n + 216, 0, 10 * n))
+        own.take(Mark(n, 100 * n, 110 * n, 200 * n + 216, 0, 10 * n))
     assert own.is_steady
-    assert own.go_on(own.marks[-1], 100) == Mark(100, 10_000, 20_216, 0, 1000)
+    assert own.go_on(own.marks[-1], 100) == Mark(100, 10_000, 11_000, 20_216, 0, 1000)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +128,36 @@ def test_what_lasts_goes_to_worn_blocks_but_not_to_the_same_again_and_again():
     erases = {0: 10, 1: 12, 2: 30, 3: 9, 4: 11}
     assert order_erased(range(5), erases, lasting=False) == [3, 0, 4, 1, 2]
     assert order_erased(range(5), erases, lasting=True) == [1, 4, 0, 3, 2]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_device_counts_what_the_formula_of_a_sync_says(preset, streams, tmp_path):
+    """Steps of 32 layers of 8 heads of 18 bytes, a stream or two, each synced: on a device with bytes, and without."""
+    geometry, size, steps = PRESETS[preset], 4608 * streams, 3
+    layer = kv.Layer(kv.Layer.kv(8, 128).streams[:streams])
+    spec = StreamPolicy(CodecSpec.parse("pq/B16").bound_to(16, bytes(16)), 0, 0)
+    course = Course(kv.Model((layer,) * 32), (spec,) * streams, geometry, CodecSpec.parse("raw"))
+    simulation = Simulation(geometry, 8)
+    ((first, _), *_) = course.steps(steps)
+    simulation.begin_sequence(1, course.sequence)
+    simulation.sync()
+    before = mark_of(simulation)
+    for step, durable in course.steps(steps):
+        simulation.append(1, step, durable=durable)
+    after = mark_of(simulation)
+    assert [shape.body_bytes for shape, _, _ in first.steps] == [size]
+    framed = (after.framed - before.framed) // steps
+    assert (after.host - before.host) == steps * size
+    assert (after.programmed - before.programmed) / (steps * size) == pytest.approx(
+        sync_padding(framed, geometry.unit_bytes) * framed / size
+    )
+    device = Device.create(tmp_path / "a.kvlog", geometry, blocks=8)
+    writers = take_up(device, Log(device))
+    writers.fresh.begin_block()
+    programmed = device.counters[Lane.FRESH].programmed
+    for _ in range(steps):
+        writers.fresh.append([new_record(Kind.ROWS, bytes(size), sequence=1)])
+        writers.fresh.sync()
+    assert device.counters[Lane.FRESH].programmed - programmed == after.programmed - before.programmed
+    device.close()

@@ -12,7 +12,7 @@ from kvcodec.codecs.rows import codes_rows
 from kvcodec.codecs.sizes import head_sections, step_row_bytes, token_group
 from kvcodec.errors import SpecError
 from kvcodec.flash.geometry import Geometry
-from kvcodec.layout import ALIGNMENT, GROUP_HEADER, STEP_HEADER, CodecId, Kind, align
+from kvcodec.layout import ALIGNMENT, FRAME_OVERHEAD, GROUP_HEADER, STEP_HEADER, CodecId, Kind, align
 from kvcodec.log.frame import Record
 from kvcodec.measure.simulation import Step
 from kvcodec.measure.sized import RecordShape
@@ -94,17 +94,22 @@ class Course:
             if end == tokens or (sync_every and end // sync_every > start // sync_every):
                 yield Step((), self._log(open_, end)), True
 
-    def final_bytes(self, tokens: int, **how: int) -> int:
-        """What liveness counts of a sequence once it is synced."""
-        kept, ends = 0, dict[int, int]()
-        steps = list[tuple[RecordShape, int]]()
-        for step, _ in self.steps(tokens, **how):
-            for shape, stream, end in step.groups:
-                kept += shape.weights[stream]
-                ends[stream] = end
-            steps += ((shape, end) for shape, _, end in step.steps)
-        own = (size for shape, end in steps for stream, size in shape.weights.items() if end > ends.get(stream, 0))
-        return kept + sum(own)
+    def final_bytes(self, tokens: int, **how: int) -> float:
+        """About what a sequence takes of a device once it is synced: records that are alive, their frames, padding of
+        appends that are durable, and their share of block headers.
+        """
+        ends, made = dict[int, int](), list[tuple[Step, bool]]()
+        for step, durable in self.steps(tokens, **how):
+            ends.update((stream, end) for _, stream, end in step.groups)
+            made.append((step, durable))
+        total, units = 0, self.geometry.units_per_block
+        for step, durable in made:
+            own = [shape.size for shape, _, _ in step.groups]
+            own += (shape.size for shape, _, end in step.steps if any(end > ends.get(s, 0) for s in shape.weights))
+            if own:
+                total += FRAME_OVERHEAD + sum(align(size, ALIGNMENT) for size in own)
+                total += self.geometry.unit_bytes // 2 if durable else 0
+        return total * units / (units - 1)
 
     def _leave(self, open_: list[_Open], end: int) -> list[tuple[RecordShape, int, int]]:
         """Groups that leave the windows, in the order of the log."""

@@ -28,10 +28,13 @@ class Outcome:
     most: float
     mean_erases: float
 
-    @property
-    def cleaning(self) -> float:
-        """Programmed bytes over those that are no copies."""
-        return self.total.programmed / (self.total.programmed - self.total.copied)
+    def as_dict(self) -> dict[str, float | bool]:
+        """JSON-able."""
+        return {
+            "appends": self.total.appends, "simulated_appends": self.simulated.appends, "steady": self.steady,
+            "erases_per_block": self.mean_erases, "least_erases_over_mean": self.least,
+            "most_erases_over_mean": self.most,
+        }  # fmt: skip
 
 
 def run_workload(
@@ -43,10 +46,12 @@ def run_workload(
     at_once: int = 1,
     sync_every: int = 0,
     until_steady: bool = True,
+    least_cycles: float = 0,
     tell: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Outcome:
-    """`appends` of sequences as `workload` says on a device of so many blocks. tell: called with the appends that are
-    done, and all. Raises SpecError, NoSpace.
+    """`appends` of sequences as `workload` says on a device of so many blocks. least_cycles: erases of a block, on
+    average, before wear counts as steady. tell: called with the appends that are done, and all. Raises SpecError,
+    NoSpace.
     """
     simulation = Simulation(course.geometry, blocks)
     simulation.begin_log(course.begins)
@@ -65,7 +70,8 @@ def run_workload(
         mark = mark_of(simulation)
         steadiness.take(mark)
         tell(mark.appends, appends)
-        if mark.appends >= appends or (until_steady and steadiness.is_steady):
+        enough = mark.erases >= least_cycles * blocks and steadiness.is_steady
+        if mark.appends >= appends or (until_steady and enough):
             break
     steady, erases = steadiness.is_steady, simulation.erases
     total = steadiness.go_on(mark, appends) if mark.appends < appends else mark
@@ -78,4 +84,4 @@ def mark_of(simulation: Simulation) -> Mark:
     """Where a simulation is."""
     fresh, kept = simulation.counters[Lane.FRESH], simulation.counters[Lane.KEPT]
     erases, programmed = int(simulation.erases.sum()), fresh.programmed + kept.programmed
-    return Mark(simulation.appends, fresh.host, programmed, kept.programmed, erases)
+    return Mark(simulation.appends, fresh.host, fresh.framed, programmed, kept.programmed, erases)

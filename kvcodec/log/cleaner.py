@@ -30,7 +30,7 @@ from kvcodec.log.takeup import Writers
 from kvcodec.log.victims import FULL, choose_victim
 from kvcodec.log.walk import Cursor, Span, Walk
 
-_FREE_SHARE = 0.05  # of a device's blocks that cleaning keeps erased
+_FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
 _FEW_BLOCKS = 12

@@ -22,7 +22,6 @@ from kvcodec.log.frame import Record
 from kvcodec.log.located import Located
 from kvcodec.log.takeup import Writers
 from kvcodec.measure.counted import CountedCleaner, CountedDevice, CountedLog, CountedWriter
-from kvcodec.measure.endurance import Amplification
 from kvcodec.measure.sized import Origin, RecordShape, SizedRecord
 
 _ROWS = (Kind.GROUP, Kind.STEP, Kind.ROWS)
@@ -200,8 +199,3 @@ class Simulation:
         """Of each block (blocks,)."""
         counts = self.device.erase_counts
         return np.array([counts.get(block, 0) for block in range(self.device.blocks)], np.int64)
-
-    def amplification(self) -> Amplification:
-        """Since the device was made."""
-        fresh, kept = self.counters[Lane.FRESH], self.counters[Lane.KEPT]
-        return Amplification(fresh.host, fresh.framed, fresh.programmed, kept.programmed)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcodec.errors import SpecError
+from kvcodec.measure.endurance import Amplification
 
 ORDERS = ("oldest", "random")
 
@@ -58,10 +59,13 @@ class Turn(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What had been done after some appends. erases: of all blocks."""
+    """What had been done after some appends, in bytes: host and framed without copies, programmed with them. erases: of
+    all blocks.
+    """
 
     appends: int
     host: int
+    framed: int
     programmed: int
     copied: int
     erases: int
@@ -97,6 +101,11 @@ class Steadiness:
         times = (appends - mark.appends) / (until.appends - since.appends)
         rates = (b - a for a, b in zip(since, until, strict=True))
         return Mark(*(round(a + times * rate) for a, rate in zip(mark, rates, strict=True)))
+
+
+def amplification_of(mark: Mark) -> Amplification:
+    """Of all that was done."""
+    return Amplification(mark.host, mark.framed, mark.programmed - mark.copied, mark.copied)
 
 
 def _amplification(a: Mark, b: Mark) -> float:
