@@ -24,6 +24,7 @@ from tests.fuzz.log_seeds import NAMES, log_seed
 
 LOTS = {"log": 40, "dump": 500, "kvdict": 120, "text": 1000}
 MEMORY = 4 << 30  # bytes of address space beyond what the process has
+SEEDS = 7  # logs of all codecs, and one that was cleaned
 SECONDS = 300  # of an input, in which kernels may have to be compiled
 
 
@@ -68,7 +69,10 @@ def test_the_corpus(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_inputs_by_lot(target):
-    replay(target, enumerate(lot(1, LOTS[target])))
+    """Of few logs: what each of them may give is read of it first."""
+    chosen = enumerate(lot(1, LOTS[target]))
+    few = target == "log"
+    replay(target, ((n, bytes([n % SEEDS]) + data[1:] if few else data) for n, data in chosen))
 
 
 @pytest.mark.parametrize("name", NAMES)
