@@ -22,8 +22,9 @@ from tests.fuzz.kvdict_target import kvdict_seeds
 from tests.fuzz.kvdict_target import mutate as mutate_kvdict
 from tests.fuzz.log_seeds import NAMES, log_seed
 
-LOTS = {"log": 50, "dump": 500, "kvdict": 120, "text": 1000}
+LOTS = {"log": 40, "dump": 500, "kvdict": 120, "text": 1000}
 MEMORY = 4 << 30  # bytes of address space beyond what the process has
+SEEDS = 7  # logs of all codecs, and one that was cleaned
 SECONDS = 300  # of an input, in which kernels may have to be compiled
 
 
@@ -68,7 +69,10 @@ def test_the_corpus(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_inputs_by_lot(target):
-    replay(target, enumerate(lot(1, LOTS[target])))
+    """Of few logs: what each of them may give is read of it first."""
+    chosen = enumerate(lot(1, LOTS[target]))
+    few = target == "log"
+    replay(target, ((n, bytes([n % SEEDS]) + data[1:] if few else data) for n, data in chosen))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,7 +114,7 @@ def test_the_oracle_finds_a_wrong_number(monkeypatch):
     seed = log_seed(NAMES.index("raw"))
     sequence = next(iter(seed.rows))[0]
     rows = np.zeros((2, 1, 16), np.float32)
-    wrong = type("Sequence", (), {"name": sequence, "read": lambda self, layer: (rows, rows)})()
+    wrong = type("Sequence", (), {"name": sequence, "read": lambda *_: (rows, rows), "__len__": lambda _: 2})()
     with pytest.raises(AssertionError, match="not what was written"):
         log_target._read(wrong, 0, seed.rows)
 
