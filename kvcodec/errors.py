@@ -107,8 +107,12 @@ class NotErased(DeviceError):
     """A program unit was to be programmed twice, or out of ascending order."""
 
 
-class WornOut(DeviceError):
-    """No good block is left."""
+class WornOut(NoSpace):
+    """No erased block is left, of a device of which blocks had to be retired. The log stays readable."""
+
+
+class EraseFailed(DeviceError):
+    """A block did not erase: it is to be retired."""
 
 
 class LogExists(DeviceError, FileExistsError):

@@ -256,6 +256,10 @@ DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("end_token", "<u8"), 
 
 FREED_HEADER = np.dtype([*_RECORD, ("runs", "<u4"), ("reserved", "V28")])
 
+RETIRED_HEADER = np.dtype([*_RECORD, ("blocks", "<u4"), ("reserved", "V28")])
+
+RETIRED_BLOCK = np.dtype([("block", "<u4"), ("cause", "u1"), ("reserved", "V3")])
+
 FREED_RUN = np.dtype([("lane", "<u4"), ("reserved", "V4"), ("first_frame", "<u8"), ("frames", "<u8")])
 
 SIDECAR = np.dtype(
@@ -366,6 +370,14 @@ class Kind(IntEnum):
     ROWS = 7
     CODEBOOK = 8
     FREED = 9
+    RETIRED = 0x81
+
+
+class RetireCause(IntEnum):
+    """Why a block is not used any more."""
+
+    FACTORY = 1
+    ERASE = 2
 
 
 class Lane(IntEnum):
@@ -470,6 +482,7 @@ HEADERS: dict[int, np.dtype[np.void]] = {
     Kind.ROWS: ROWS_HEADER,
     Kind.CODEBOOK: CODEBOOK_HEADER,
     Kind.FREED: FREED_HEADER,
+    Kind.RETIRED: RETIRED_HEADER,
 }
 
 RECORD_ALIGNMENT: dict[int, int] = dict.fromkeys((Kind.GROUP, Kind.DICTIONARY, Kind.CODEBOOK), ALIGNMENT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import CorruptRecord, DeviceError, NoSpace, NotErased
+from kvcodec.errors import CorruptRecord, DeviceError, EraseFailed, NoSpace, NotErased, WornOut
 from kvcodec.flash.allocation import order_erased
 from kvcodec.flash.block import Block, Counters, decode_header, encode_header
 from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.flash.image import Bytes, Image
 from kvcodec.flash.superblock import Superblock, read_superblock
@@ -31,6 +33,7 @@ from kvcodec.layout import (
     SUPERBLOCK_BYTES,
     SUPERBLOCKS,
     Lane,
+    RetireCause,
 )
 
 _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
@@ -66,6 +69,8 @@ class Device:
         self._open: dict[Lane, _Open] = {}
         self._failed = False
         self.most_blocks = self.blocks  # that may be in use
+        self.retired: dict[int, RetireCause] = {}
+        self.faults: Faults | None = None
 
     @classmethod
     def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
@@ -238,7 +243,7 @@ class Device:
         counts = {block.number: block.erase_count for block in in_use if block.before is not None}
         self.generation = max((block.generation for block in in_use), default=0)
         self._untouched = self.present_blocks()
-        self._erased = {b for b in range(self._untouched) if not self.programmed(b).any()}
+        self._erased = {b for b in range(self._untouched) if b not in self.retired and not self.programmed(b).any()}
         mean = round(sum(counts.values()) / len(counts)) if counts else 0
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
@@ -246,17 +251,28 @@ class Device:
         """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace."""
         if not n:
             return []
-        fresh = range(self._untouched, min(self._untouched + n, self.blocks))
+        fresh = list(itertools.islice((b for b in range(self._untouched, self.blocks) if b not in self.retired), n))
         candidates = order_erased([*fresh, *self._erased], self.erase_counts, lasting=lane == Lane.KEPT)
         if self.erased_blocks < n:
-            raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {self.erased_blocks} left", str(self.image.path))
+            raise self.no_space(n, self.erased_blocks)
         return candidates[:n]
+
+    def no_space(self, wanted: int, left: int) -> NoSpace:
+        """The error for erased blocks that are not there: WornOut where blocks had to be retired."""
+        kind = WornOut if self.retired else NoSpace
+        return kind(errno.ENOSPC, f"{wanted} erased blocks wanted, {left} left", str(self.image.path))
 
     @property
     def erased_blocks(self) -> int:
         """How many blocks can be opened."""
-        erased = len(self._erased) + self.blocks - self._untouched
-        return max(0, min(erased, self.most_blocks - (self.blocks - erased)))
+        bad = sum(block >= self._untouched for block in self.retired)
+        erased = len(self._erased) + self.blocks - self._untouched - bad
+        return max(0, min(erased, self.most_blocks - (self.blocks - len(self.retired) - erased)))
+
+    def retire(self, block: int, cause: RetireCause) -> None:
+        """Use a block no more."""
+        self.retired[block] = cause
+        self._erased.discard(block)
 
     def allocate(self, lane: Lane = Lane.FRESH) -> Block:
         """Open the next erased block for programming in a lane, under a generation above every one used before: its
@@ -319,9 +335,12 @@ class Device:
             raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is already programmed")
 
     def erase(self, block: int) -> None:
-        """Erase a block: all of it reads as 0xFF again."""
+        """Erase a block: all of it reads as 0xFF again. Raises EraseFailed."""
+        count = self.erase_counts.get(block, 0)
+        if self.faults is not None and self.faults.fails_to_erase(block, count, self.geometry.rated_cycles):
+            raise EraseFailed(errno.EIO, f"block {block} did not erase, after {count} times", str(self.image.path))
         self.image.punch(self._spare_offset(block, 0), self.geometry.stride)
-        self.erase_counts[block] = self.erase_counts.get(block, 0) + 1
+        self.erase_counts[block] = count + 1
         self._erased.add(block)
         for lane in [lane for lane, own in self._open.items() if own.block.number == block]:
             del self._open[lane]

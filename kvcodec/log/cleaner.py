@@ -7,7 +7,6 @@ made the rest of it worthless must be durable as well.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +15,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcodec.errors import CorruptRecord, NoSpace
+from kvcodec.errors import CorruptRecord, EraseFailed, NoSpace
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind
+from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind, RetireCause
 from kvcodec.log.blocks import OneBlock
 from kvcodec.log.frame import Record
 from kvcodec.log.freed import freed_records
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
+from kvcodec.log.retired import retired_records
 from kvcodec.log.takeup import Writers
 from kvcodec.log.victims import FULL, choose_victim
 from kvcodec.log.walk import Cursor, Span, Walk
@@ -110,8 +110,7 @@ class Cleaner:
             return
         needed = self._writers.fresh.count_fresh(records)
         if needed > max(0, left):
-            path = str(self._device.image.path)
-            raise NoSpace(errno.ENOSPC, f"{needed} erased blocks wanted, {max(0, left)} left", path)
+            raise self._device.no_space(needed, max(0, left))
 
     def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
@@ -184,10 +183,25 @@ class Cleaner:
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
-                if not is_open and block.generation not in passed:
+                if not is_open and block.generation not in passed and not self._is_gone(walk, block):
                     own = dead[block.number] if block.generation in walk.spans else room
                     found.append((block, max(0.0, 1 - own / room)))
         return found
+
+    def _is_gone(self, walk: Walk, block: Block) -> bool:
+        """Whether a block was retired, and nothing in it counts any more."""
+        if block.number not in self._device.retired:
+            return False
+        span = walk.spans.get(block.generation)
+        return span is None or self._log.freed.covers(block.lane, span.first, span.end)
+
+    def retire(self, blocks: Sequence[int], cause: RetireCause) -> None:
+        """Use these blocks no more, of which none is in use; durable when it returns."""
+        for block in blocks:
+            self._device.retire(block, cause)
+        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
+        self._writers.kept.append(retired_records(dict.fromkeys(blocks, cause), limit))
+        self._writers.kept.sync()
 
     def _begin(self, *, urgent: bool) -> bool:
         """Choose a block and look at what is alive in it; False if there is none worth it."""
@@ -211,7 +225,7 @@ class Cleaner:
         if any(int(one.header["kind"]) not in HEADERS for one in records):
             self._spoilt.add(block.generation)  # who knows what they hang on
             return False
-        victim.has_runs = any(int(one.header["kind"]) == Kind.FREED for one in records)
+        victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
         victim.queue.extend(self._keeper.choose(block.number, records))
         victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
@@ -269,15 +283,31 @@ class Cleaner:
         runs = [(victim.block.lane, victim.span.first, victim.span.end) for victim in self._ready if victim.span]
         for run in runs:
             self._log.freed.add(*run)
+        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
         if any(victim.has_runs for victim in self._ready):
             runs = list(self._log.freed)
+            kept.append(retired_records(self._device.retired, limit))
         if runs:
-            kept.append(freed_records(runs, (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4))
+            kept.append(freed_records(runs, limit))
         kept.sync()
+        self._erase_ready(limit)
+
+    def _erase_ready(self, limit: int) -> None:
+        """Erase what nothing stands against any more; retire what does not erase."""
+        failed = {}
         for victim in self._ready:
-            self._device.erase(victim.block.number)
-            self._keeper.erased(victim.block)
+            number = victim.block.number
+            try:
+                self._device.erase(number)
+            except EraseFailed:
+                failed[number] = RetireCause.ERASE
+                self._device.retire(number, RetireCause.ERASE)
+            else:
+                self._keeper.erased(victim.block)
         self._ready.clear()
+        if failed:
+            self._writers.kept.append(retired_records(failed, limit))
+            self._writers.kept.sync()
 
 
 def _sizes(records: Sequence[Record]) -> int:

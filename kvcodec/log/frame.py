@@ -294,5 +294,6 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
         raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
     want(kind != Kind.DROP or not int(head["body_bytes"]), "a DROP record with a body")
     want(kind != Kind.DROP or _is_drop(header), "a DROP record that ends nothing")
-    want(kind not in (Kind.MODEL, Kind.FREED) or not int(head["sequence"]), f"a record of kind {kind} with a sequence")
+    whole = kind in (Kind.MODEL, Kind.FREED, Kind.RETIRED)
+    want(not (whole and int(head["sequence"])), f"a record of kind {kind} with a sequence")
     return header

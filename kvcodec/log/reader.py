@@ -16,12 +16,13 @@ from kvcodec.flash.block import Counters
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import RECORD_HEADER, Kind, Lane
+from kvcodec.layout import RECORD_HEADER, Kind, Lane, RetireCause
 from kvcodec.log.frame import read_record_header
 from kvcodec.log.freed import FreedFrames, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable
 from kvcodec.log.order import order_records
 from kvcodec.log.recover import Recovery, Report
+from kvcodec.log.retired import read_retired
 from kvcodec.log.walk import Cursor, Walk
 
 __all__ = ["NOWHERE", "Cursor", "Located", "Log", "News", "Pending", "Place"]
@@ -51,6 +52,7 @@ class Log:
     def __init__(self, device: Device, recovery: Recovery = Recovery.TORN_TAIL) -> None:
         self.device, self.recovery = device, recovery
         self.freed = FreedFrames()
+        self.retired: dict[int, RetireCause] = {}  # blocks
         self.fresh = Walk(device, recovery, Lane.FRESH, self.freed)
         self.kept = Walk(device, recovery, Lane.KEPT, self.freed, trusting=True)
         self.fresh.ask = self._ask
@@ -124,14 +126,18 @@ class Log:
     def _walk_kept(self, *, careful: bool) -> Sequence[Located]:
         found = self.kept.poll() if careful else self.kept.poll_table()
         kinds = found.kinds if isinstance(found, RecordTable) else [int(one.header["kind"]) for one in found]
-        for n in np.flatnonzero(np.asarray(kinds) == Kind.FREED).tolist():
+        for n in np.flatnonzero(np.isin(np.asarray(kinds, int), (Kind.FREED, Kind.RETIRED))).tolist():
             self.learn(found[n])
         return found
 
     def learn(self, one: Located) -> None:
-        """Take in a FREED record. Raises CorruptRecord."""
+        """Take in a FREED or a RETIRED record. Raises CorruptRecord."""
         header, body = self.load_one(one)
-        for run in read_freed(header, body, self.device.file_offset(one.place.block, one.place.offset)):
+        at = self.device.file_offset(one.place.block, one.place.offset)
+        if int(header["kind"]) == Kind.RETIRED:
+            self.retired |= read_retired(header, body, at)
+            return
+        for run in read_freed(header, body, at):
             self.freed.add(*run)
 
     @property

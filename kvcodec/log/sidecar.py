@@ -135,7 +135,7 @@ def _set_ends(head: np.void, lanes: npt.NDArray[np.void], table: RecordTable, lo
         walk.cursor, walk.report.frames = cursor, int(row["frames"])
         walk.totals = Counters(*(int(row[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
     log.lsn = int(head["lsn"])
-    for n in np.flatnonzero(table.kinds == Kind.FREED).tolist():
+    for n in np.flatnonzero(np.isin(table.kinds, (Kind.FREED, Kind.RETIRED))).tolist():
         log.learn(table[n])
     return True
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import SpecError
+from kvcodec.errors import EraseFailed, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
@@ -32,10 +33,12 @@ def take_up(device: Device, log: Log) -> Writers:
         raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
     accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
     stale = [b for b in range(device.present_blocks()) if b not in accepted and _touched(device, b).any()]
+    device.retired = log.retired
     device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
     fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk)) for walk in log.walks)
     for number in stale:
-        device.erase(number)
+        with contextlib.suppress(EraseFailed):  # the cleaner will see
+            device.erase(number)
     if stale:
         device.sync()
     return Writers(fresh, kept)

@@ -19,7 +19,7 @@ from kvcodec.errors import (
     StoreClosed,
     UnknownSequence,
 )
-from kvcodec.layout import DropScope
+from kvcodec.layout import DropScope, RetireCause
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import write_sidecar
 from kvcodec.log.takeup import take_up
@@ -82,6 +82,10 @@ class Store(LoggedStore):
         self._writers = take_up(self.device, self.log)
         keeper = Liveness(self.index, self.known.table, self.known.add, self.known.forget)
         self._cleaner = Cleaner(self.device, self.log, self._writers, keeper)
+        if self.device.faults is not None and not self.index.models:
+            bad = self.device.faults.bad_blocks(self.device.blocks)
+            if bad:
+                self._cleaner.retire(bad, RetireCause.FACTORY)
         if grow:
             from kvcodec.store.growing import Growing  # its kernels are for few logs
 
