@@ -396,6 +396,7 @@ types:
             'record_kind::dictionary': dictionary_body(header.fields.as<dictionary_fields>)
             'record_kind::rows': step_body(header.fields.as<step_fields>)
             'record_kind::freed': freed_body(header.fields.as<freed_fields>)
+            'record_kind::retired': retired_body(header.fields.as<retired_fields>)
         doc: That of DROP is empty; that of CODEBOOK, and of a kind which is skipped, is bytes.
 
   record_header:
@@ -428,7 +429,7 @@ types:
         valid:
           expr: >-
             kind == record_kind::model or kind == record_kind::dictionary or kind == record_kind::codebook
-            or kind == record_kind::freed ? _ == 0 : kind != record_kind::drop or _ > 0
+            or kind == record_kind::freed or kind == record_kind::retired ? _ == 0 : kind != record_kind::drop or _ > 0
       - id: fields
         size: 'header_bytes - 32 < _io.size - _io.pos ? header_bytes - 32 : _io.size - _io.pos'
         type:
@@ -443,6 +444,7 @@ types:
             'record_kind::rows': step_fields(true)
             'record_kind::codebook': codebook_fields
             'record_kind::freed': freed_fields
+            'record_kind::retired': retired_fields
         doc: Those of the kind. A sidecar holds no more than 128 bytes of a header, so there the rest may be missing.
 
   model_fields:
@@ -2042,6 +2044,38 @@ types:
         valid:
           min: 1
 
+  retired_fields:
+    doc-ref: formats/record.md#retired
+    seq:
+      - id: blocks
+        type: u4
+        valid:
+          expr: _ >= 1 and _parent.body_bytes == 8 * _
+      - id: reserved
+        type: zeros(28)
+
+  retired_body:
+    params:
+      - id: fields
+        type: retired_fields
+    seq:
+      - id: blocks
+        type: retired_block
+        repeat: expr
+        repeat-expr: fields.blocks
+
+  retired_block:
+    seq:
+      - id: block
+        type: u4
+      - id: cause
+        type: u1
+        enum: retire_cause
+        valid:
+          in-enum: true
+      - id: reserved
+        type: zeros(3)
+
   # -- sidecar ---------------------------------------------------------------------------------------------------
 
   sidecar:
@@ -2142,6 +2176,10 @@ enums:
     7: rows
     8: codebook
     9: freed
+    129: retired
+  retire_cause:
+    1: factory
+    2: erase
   lane:
     0:
       id: fresh

@@ -498,7 +498,8 @@ def read_vouched(path: Path, uuid: bytes) -> tuple[int, int]:
 
 MODEL, SEQUENCE, GROUP, STEP, DICTIONARY_RECORD, DROP, ROWS, CODEBOOK, FREED = range(1, 10)
 WIDE_KINDS = GROUP, DICTIONARY_RECORD, CODEBOOK  # stand at multiples of 64
-OF_NO_SEQUENCE = MODEL, DICTIONARY_RECORD, CODEBOOK, FREED
+RETIRED = 0x81  # of use to writers alone
+OF_NO_SEQUENCE = MODEL, DICTIONARY_RECORD, CODEBOOK, FREED, RETIRED
 K, V, C, KR = range(1, 5)
 STREAM_NAMES = {K: "k", V: "v", C: "c", KR: "kr"}
 RAW, INT8, INT4, INT2, DICTIONARY, PRODUCT, TRELLIS = range(1, 8)
@@ -537,6 +538,7 @@ HEADERS = {
         "reserved:64s"
     ),
     FREED: Layout(_COMMON + "runs:I reserved:28s"),
+    RETIRED: Layout(_COMMON + "blocks:I reserved:28s"),
 }
 MODEL_LAYER = Layout(
     "first_stream:B second_stream:B first_heads:H first_dim:H second_heads:H second_dim:H reserved:H window:I "
@@ -548,6 +550,7 @@ POLICY = Layout(
     + "reserved_sparse:7s"
 )
 FREED_RUN = Layout("lane:I reserved:4s first_frame:Q frames:Q")
+RETIRED_BLOCK = Layout("block:I cause:B reserved:3s")
 
 
 class Record:

@@ -171,6 +171,8 @@ def read_body(log, header, place):
         return read_chunk(log, header)
     if kind == Kind.FREED:
         return {"runs": [numpy_struct(run) for run in body.view(layout.FREED_RUN)]}
+    if kind == Kind.RETIRED:
+        return {"blocks": [numpy_struct(block) for block in body.view(layout.RETIRED_BLOCK)]}
     return {"bytes": body.tobytes()}
 
 
@@ -407,6 +409,8 @@ def parse_body(parser, record):
         }
     if record.header.kind == kinds.freed:
         return {"runs": [parsed_struct(run, layout.FREED_RUN.names) for run in body.runs]}
+    if record.header.kind == kinds.retired:
+        return {"blocks": [parsed_struct(block, layout.RETIRED_BLOCK.names) for block in body.blocks]}
     if record.header.kind == kinds.step:
         coded = isinstance(body.rows, bytes)
         return {"bytes": body.rows if coded else np.array(body.rows.numbers, "<u2").tobytes()}

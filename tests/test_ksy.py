@@ -553,6 +553,7 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.Axis, "Axis"),
         (layout.Lane, "Lane"),
         (layout.DropScope, "DropScope"),
+        (layout.RetireCause, "RetireCause"),
         (layout.Transform, "Transform"),
         (layout.DtypeId, "DtypeId"),
         (layout.RopeLayout, "RopeLayout"),

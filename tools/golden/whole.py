@@ -180,9 +180,9 @@ def _(path: Path) -> None:
 
 @CASES.made("cleaned", "sequences that were forked, cut, evicted from and dropped, in blocks that were cleaned")
 def _(path: Path) -> None:
-    """Records of both lanes, FREED and DROP of every scope among them."""
+    """Records of both lanes, FREED, RETIRED and DROP of every scope among them."""
     options: dict[str, Any] = {"device": "page=512,unit=64,block=4096", "capacity": 1 << 18, "residual": 0, "sinks": 0}
-    with kvcodec.open(path, "w", model=Model.uniform(1, 1, 16), **options) as store:
+    with kvcodec.open(path, "w", model=Model.uniform(1, 1, 16), faults="seed=1,bad=0.05", **options) as store:
         for n, name in enumerate(("first", "second", "third", "fourth")):
             fill(store.sequence(name), 0, 80, n)
         store.fork("second", "fork", 40)
