@@ -1,6 +1,8 @@
 """Devices whose blocks are bad, or wear out: nothing is lost while good ones are left, and the log stays readable."""
 
 import itertools
+import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import NoSpace, SpecError, WornOut
 from kvcodec.flash.faults import Faults
+from kvcodec.flash.image import Image
 from kvcodec.layout import RetireCause
+from tests.caches import rows
 from tests.test_lifecycle import append, check, data, make
 
 
@@ -92,3 +96,88 @@ def test_a_device_worn_to_its_rating_is_worn_out(tmp_path):
         assert sum(store.device.erase_counts.values()) > 80
         for name, parts in list(known.items())[1:]:
             check(store.sequence(name), parts)
+
+
+class PowerCut(Exception):
+    """Nothing is written any more."""
+
+
+def cut_power(after):
+    """Lets so many writes and erases of a device pass, half of the next one, and none after that."""
+    write, punch, left = Image.write, Image.punch, [after]
+
+    def limited(image, offset, data):
+        left[0] -= 1
+        if left[0] < 0:
+            write(image, offset, memoryview(data)[: len(data) // 2]) if left[0] == -1 else None
+            raise PowerCut
+        write(image, offset, data)
+
+    def limited_punch(image, offset, length):
+        left[0] -= 1
+        if left[0] < 0:
+            punch(image, offset, length // 2) if left[0] == -1 else None
+            raise PowerCut
+        punch(image, offset, length)
+
+    return mock.patch.multiple(Image, write=limited, punch=limited_punch)
+
+
+def live_on_a_bad_device(path, appends, every):
+    """Sequences grow token by token and are dropped, on a device with bad blocks whose power fails; gives how often."""
+    options = {"durability": "step", "faults": "seed=4,bad=0.05,weak=0.03,weak_cycles=4000,worn=0"}
+    lot, known, numbers, cuts, done = random.Random(5), {}, itertools.count(), 0, 0
+    store = make(path, device="page=512,unit=64,block=8192", capacity=120 * 8192, residual=32, **options)
+    while done < appends:
+        try:
+            with cut_power(lot.randint(every // 2, every * 3 // 2)):
+                while done < appends:
+                    if not known or len(known[max(known)]) > 300:
+                        name = next(numbers)
+                        known[name] = range(0)
+                        store.sequence(str(name))
+                    name = max(known)
+                    start = len(known[name])
+                    at = np.arange(start, start + lot.randint(1, 3))
+                    parts = [tuple(rows(n, s, at, 1, 16, salt=name) for s in "kv") for n in range(2)]
+                    store.sequence(str(name)).append_layers(dict(enumerate(parts)))
+                    known[name], done = range(start + len(at)), done + 1
+                    while sum(map(len, known.values())) > 1500:
+                        store.drop(str(min(known)))
+                        del known[min(known)]
+        except PowerCut:
+            cuts += 1
+            store.abandon()
+            store = kv.open(path, "a", **options)
+            known = _after_cut(store, known)
+    store.close()
+    return cuts
+
+
+def _after_cut(store, known):
+    """What is there, which is all that returned, and at most one append or the loss of one dropped sequence more."""
+    names = {int(name) for name in store.sequences()}
+    assert len(set(known) - names) <= 1
+    assert names <= set(known) | {max(known, default=0) + 1} | {min(known, default=0) - 1}
+    found = {}
+    for name in sorted(names):
+        sequence = store.sequence(str(name))
+        length = len(known.get(name, ()))
+        if name in known:
+            assert length <= len(sequence) <= length + 3
+        for layer in range(2):
+            for stream, own in zip("kv", sequence.read(layer), strict=True):
+                wanted = rows(layer, stream, len(own), 1, 16, salt=name)
+                assert np.array_equal(own.view(np.uint16), wanted.view(np.uint16))
+        found[name] = range(len(sequence))
+    return found
+
+
+def test_some_appends_on_a_bad_device_whose_power_fails(tmp_path):
+    assert live_on_a_bad_device(tmp_path / "c", 400, 150) > 3
+
+
+@pytest.mark.campaign
+def test_100_000_appends_on_a_bad_device_whose_power_fails(tmp_path):
+    assert live_on_a_bad_device(tmp_path / "c", 100_000, 1000) > 300
+    assert verify_log(tmp_path / "c").verdict == "clean"

@@ -133,7 +133,8 @@ def test_it_stands_on_the_standard_library_alone():
 LAYOUTS = {
     "SUPERBLOCK": reader.SUPERBLOCK, "SPARE_SLOT": reader.SPARE_SLOT, "BLOCK_HEADER": reader.BLOCK_HEADER,
     "FRAME_HEADER": reader.FRAME_HEADER, "FRAME_TRAILER": reader.FRAME_TRAILER, "MODEL_LAYER": reader.MODEL_LAYER,
-    "POLICY": reader.POLICY, "FREED_RUN": reader.FREED_RUN, "RETIRED_BLOCK": reader.RETIRED_BLOCK, "SIDECAR": reader.SIDECAR,
+    "POLICY": reader.POLICY, "FREED_RUN": reader.FREED_RUN,
+    "RETIRED_BLOCK": reader.RETIRED_BLOCK, "SIDECAR": reader.SIDECAR,
     "SIDECAR_LANE": reader.SIDECAR_LANE, "PRODUCT": reader.Product.HEAD, "TRELLIS": reader.Trellis.HEAD,
 }  # fmt: skip
 
