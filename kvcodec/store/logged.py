@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from kvcodec.errors import (
+    BlockErased,
     CorruptRecord,
     FormatError,
     KvcodecError,
@@ -69,10 +72,20 @@ class LoggedStore:
         resume = not writable and recovery == Recovery.TORN_TAIL
         try:
             self._load(recovery, resume=resume)
-        except FormatError:
-            if not self._trusted:
+        except FormatError as error:
+            if not self._trusted and not isinstance(error, BlockErased):
                 raise
-            self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
+            self._load_anew(recovery)  # whatever the sidecar said, the log alone decides
+
+    def _load_anew(self, recovery: Recovery) -> None:
+        """Read the log alone, again where a writer erased a block under that."""
+        while True:
+            before = self.device.generations()
+            try:
+                return self._load(recovery, resume=False)
+            except BlockErased:
+                if np.array_equal(before, self.device.generations()):
+                    raise
 
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
@@ -136,18 +149,21 @@ class LoggedStore:
 
     def _follow(self) -> bool:
         """Take in what the log has beyond what is known; whether there was anything."""
-        news = self.log.follow()
-        if news.jumped:
-            self._reload()
-            return True
-        self._enter(news.fresh)
-        self.index.move(news.moved)
-        return len(news.fresh) + len(news.moved) > 0
+        try:
+            news = self.log.follow()
+            if not news.jumped:
+                self._enter(news.fresh)
+                self.index.move(news.moved)
+                return len(news.fresh) + len(news.moved) > 0
+        except BlockErased:  # between two looks at it
+            pass
+        self._reload()
+        return True
 
     def _reload(self) -> None:
         """Read the log anew: a writer erased blocks before they were read."""
         before = self.index
-        self._load(self.log.recovery, resume=False)
+        self._load_anew(self.log.recovery)
         self.index.dictionaries.adopt(before.dictionaries)
         for number, sequence in list(self._sequences.items()):
             if number in self.index.sequences:
