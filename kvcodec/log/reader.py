@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvcodec.errors import BlockErased, CorruptRecord, TruncatedLog
+from kvcodec.errors import BlockErased, CorruptRecord, TruncatedLog, UnsupportedVersion
 from kvcodec.flash.block import Counters
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
@@ -173,18 +173,19 @@ class Log:
             self.check_unerased(place)
         if data.size < RECORD_HEADER.itemsize:
             raise TruncatedLog(f"{self.device.image.path} ends before byte {base + RECORD_HEADER.itemsize}")
-        header = read_record_header(data, 0, base)
-        start = int(header["header_bytes"])
-        body = data[start : start + int(header["body_bytes"])]
-        if int(header["body_crc"]) != crc32c(body):
-            raise CorruptRecord(base + start, "record body checksum")
-        return header, body
+        try:
+            return _read_record(data, base)
+        except (CorruptRecord, UnsupportedVersion):
+            self.check_unerased(place)
+            raise
 
     def load_one(self, one: Located) -> tuple[np.void, Bytes]:
-        """`load` of a record whose header is known. Raises CorruptRecord too where another record lies, as a forged
-        sidecar may say.
+        """`load` of a record whose header is known, and a copy of the body. Raises CorruptRecord too where another
+        record lies, as a forged sidecar may say.
         """
         header, body = self.load(one.place)
+        body = body.copy()
+        self.check_unerased(one.place)
         if header.tobytes() != one.header.tobytes():
             base = self.device.file_offset(one.place.block, one.place.offset)
             raise CorruptRecord(base, "another record than the index names")
@@ -206,3 +207,13 @@ class Log:
         if self.device.generation_of(place.block, unit) != place.generation:
             base = self.device.file_offset(place.block, place.offset)
             raise BlockErased(base, f"no such record: block {place.block} was erased, or its spare slot is damaged")
+
+
+def _read_record(data: Bytes, base: int) -> tuple[np.void, Bytes]:
+    """Header and body of a record at the beginning of `data`, which begins at byte `base` of the file."""
+    header = read_record_header(data, 0, base)
+    start = int(header["header_bytes"])
+    body = data[start : start + int(header["body_bytes"])]
+    if int(header["body_crc"]) != crc32c(body):
+        raise CorruptRecord(base + start, "record body checksum")
+    return header, body

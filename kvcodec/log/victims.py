@@ -25,9 +25,9 @@ def choose_victim(
     live: share of each block that is alive, 0 to 1. age: how long ago it was opened, in any unit. erases: of each.
     mean_erases: of all blocks of the device. urgent: what is freed soonest counts (greedy); else also how long a block
     has been left alone (cost-benefit: Rosenblum and Ousterhout, 1992), since what died there will not be joined by
-    much more. Of blocks that give about as much the one comes first that was erased less often. level: a block that lags
-    behind in wear comes first, alive or not, as long as nothing is urgent: what never changes must not sit on the least
-    worn blocks.
+    much more. Of blocks that give about as much the one that was erased less often comes first. level: a block that
+    lags behind in wear comes first, alive or not, as long as nothing is urgent: what never changes must not sit on the
+    least worn blocks.
     """
     if not len(live):
         return -1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcodec.errors import CorruptRecord
+from kvcodec.errors import CorruptRecord, UnsupportedVersion
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.layout import FREED_HEADER, NO_FRAME, Kind, Lane
@@ -205,8 +205,11 @@ class Walk:
             if not self._programmed_from(following, 1):
                 later = (b for b in self.blocks.in_use() if b.generation > following.generation)
                 return not any(self._programmed_from(b, 1) for b in later)
-            if not (self._first_continues(following) or self._jump_to(following)) and block is not None:
-                return False
+            if not self._first_continues(following):
+                if block is not None and self._programmed_from(block, self.cursor.offset // self._unit):
+                    return False  # a writer went on here before it began the next one
+                if not self._jump_to(following) and block is not None:
+                    return False
             self._enter(following, self._unit)
 
     def _programmed_from(self, block: Block, unit: int) -> bool:
@@ -273,13 +276,24 @@ class Walk:
         return frame
 
     def _read(self, block: Block, offset: int) -> Frame:
+        """The frame at a byte of a block. Raises Flaw, also where the block was erased meanwhile."""
         data = self.device.data(block.number, 0, self.device.geometry.block_bytes)
-        base = self.device.file_offset(block.number)
-        frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
-        first, last = offset // self._unit, (frame.end - 1) // self._unit
+        base, first = self.device.file_offset(block.number), offset // self._unit
+        try:
+            frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
+        except (CorruptRecord, UnsupportedVersion):
+            self._refuse_erased(block, first)
+            raise
+        last = (frame.end - 1) // self._unit
         if not self.device.programmed(block.number, first, last - first + 1).all():
             raise Flaw("the frame reaches into a unit that is not programmed")
+        self._refuse_erased(block, first)
         return frame
+
+    def _refuse_erased(self, block: Block, unit: int) -> None:
+        """Raises Flaw if neither the block's first slot nor this unit's, of which one may be damaged, is as it was."""
+        if all(self.device.generation_of(block.number, own) != block.generation for own in (0, unit)):
+            raise Flaw("the block was erased")
 
     # -- bad places --------------------------------------------------------------------------------------------
 
