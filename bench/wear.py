@@ -57,7 +57,7 @@ class Drops(NamedTuple):
     spread: float
 
 
-DROPS = Drops("oldest", 1.3, 0.1), Drops("random", 2.5, 0.3)
+DROPS = Drops("oldest", 1.3, 0.1), Drops("random", 2.5, 0.1)
 SMALL = Geometry.parse("page=2048,unit=512,block=65536")
 BLOCKS, CYCLES, TOKENS = 128, 50, 512
 
