@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
+from kvcodec.flash.image import Image
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
 
@@ -203,6 +205,35 @@ def test_a_full_device_is_cleaned_while_it_is_written(tmp_path, oldest):
             for name, parts in kept.items():
                 check(store.sequence(name), parts)
     assert verify_log(path).verdict == "clean"
+
+
+def test_no_append_waits_long_for_cleaning(tmp_path):
+    """In times of the device: what an append programs and erases, at the price of its geometry."""
+    device = kv.Geometry.parse("page=2048,unit=2048,block=65536")
+    options = {"device": device, "capacity": 40 * 65536, "durability": "step", "residual": 64, "sinks": 0}
+    x = [np.ones((1, 2, 32), np.float32)] * 4
+    times, names = [], []
+    with (
+        mock.patch.object(Image, "sync"),
+        kv.open(tmp_path / "c", "w", model=kv.Model.uniform(4, 2, 32), **options) as store,
+    ):
+        for number in range(14):
+            names.append(str(number))
+            sequence = store.sequence(str(number))
+            for _ in range(200):
+                before = count(store.device)
+                sequence.append_step(x, x)
+                units, erases = count(store.device) - before
+                times.append(units / device.page_bytes * device.program_ns + erases * device.erase_ns)
+            if len(names) > 5:
+                store.drop(names.pop(number % 3))
+        assert sum(store.device.erase_counts.values()) > 40
+    assert max(times) <= 20 * np.median(times)
+
+
+def count(device):
+    """Bytes programmed and blocks erased."""
+    return np.array([sum(own.programmed for own in device.counters.values()), sum(device.erase_counts.values())])
 
 
 class Life(RuleBasedStateMachine):

@@ -34,7 +34,7 @@ _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
 _FEW_BLOCKS = 12
-_AT_ONCE = 8  # units of copies that one step makes at most
+_AT_ONCE = 5  # units of copies that one step makes at most
 
 
 class Keeper(Protocol):
