@@ -203,6 +203,23 @@ def test_verify_says_what_is_wrong(here):
     assert "left out: tokens" in saved
 
 
+def test_verify_repairs_into_a_new_log(here):
+    assert "nothing was lost" in invoke("verify", "cache.kvlog", "--repair", "same.kvlog").stdout
+    kv.encode("chat.safetensors", "tiny.kvlog", device=TINY, sequence="chat", residual=16)
+    bad = flipped(Path("tiny.kvlog"), here, inside_record("tiny.kvlog", 2))
+    out = invoke("verify", bad.name, "--repair", "saved.kvlog", code=1).stdout
+    assert "what could be read was saved" in out
+    assert "Lost rows" in out
+    assert "saved.kvlog: clean" in invoke("verify", "saved.kvlog").stdout
+    assert "exists already" in invoke("verify", bad.name, "--repair", "saved.kvlog", code=2).stderr
+    report = json.loads(invoke("verify", bad.name, "--repair", "saved.kvlog", "--force", "--json", code=1).stdout)
+    (sequence,) = report["sequences"]
+    assert sequence["saved_tokens"] + sequence["lost_tokens"] == sequence["tokens"]
+    assert "take the place" in invoke("verify", bad.name, "--repair", bad.name, "--force", code=2).stderr
+    assert "--repair" in invoke("verify", bad.name, "--force", code=2).stderr
+    assert "want a log" in invoke("verify", "chat.safetensors", "--repair", "x.kvlog", code=2).stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

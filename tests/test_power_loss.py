@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import kvcodec as kv
+from kvcodec.bulk.verify import verify_log
+from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
-from tests.power import Recorder, Sync, after_loss
+from tests.power import Erase, Recorder, Sync, after_loss, apply
 from tests.test_lifecycle import append, cut, data, join, make
 
 GEOMETRIES = {
@@ -31,6 +33,7 @@ class Story:
         self.path, lot = folder / "c", random.Random(seed)
         with make(self.path, capacity=GEOMETRIES[device], device=device) as store:
             store.sync()
+        self.device = device
         self.before, self.unit = self.path.read_bytes(), kv.Geometry.parse(device).unit_bytes
         with self.recorder.recording():
             store = kv.open(self.path, "a")
@@ -171,6 +174,26 @@ def test_power_fails_here_and_there(story, out_of_order):
     for count in chosen:
         own = random.Random(count) if out_of_order else None
         story.check(count, after_loss(story.before, story.asked, count, story.unit, own))
+
+
+@pytest.mark.parametrize("cut", ["in the header's slot", "in the slot of the first frame", "before the last unit"])
+def test_a_block_that_is_half_erased_is_no_damage(story, cut):
+    """Where no frame of it is left, it is erased when a writer comes; else when it is cleaned."""
+    path = story.path.with_name("half")
+    erases = [n for n, one in enumerate(story.asked) if isinstance(one, Erase)]
+    for n in random.Random(5).sample(erases, 4):
+        image, whole = bytearray(after_loss(story.before, story.asked, n, story.unit)), story.asked[n]
+        slots = np.frombuffer(bytes(image), SPARE_SLOT, kv.Geometry.parse(story.device).units_per_block, whole.offset)
+        last = int(np.flatnonzero(slots["generation"])[-1])
+        length = {"in the header's slot": 5, "in the slot of the first frame": 24}.get(cut, 16 * last)
+        apply(image, whole._replace(length=length))
+        path.write_bytes(image)
+        sidecar_path(path).unlink(missing_ok=True)
+        assert verify_log(path).verdict in ("clean", "torn tail")
+        kv.open(path, "a").close()
+        if cut == "before the last unit" and slots[last]["first_frame"] == NO_FRAME:
+            assert not any(path.read_bytes()[whole.offset : whole.offset + whole.length])
+        assert verify_log(path).verdict == "clean"
 
 
 @pytest.mark.campaign

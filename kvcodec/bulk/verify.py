@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps.regular_file import open_regular
 from kvcodec.errors import CorruptRecord, FormatError, MissingDictionary
+from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
 from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
 from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
+from kvcodec.log.walk import Walk
 from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
 from kvcodec.store.sequence_index import SequenceIndex
@@ -135,9 +138,18 @@ class _Verification:
         durable = max(self.log.fresh.known_durable, cursor.durable) >= cursor.number > 0
         return [*self.gaps, replace(torn, start=torn.start + -cursor.offset % size) if durable else torn]
 
+    def _freed_blocks(self) -> Iterator[BadRange]:
+        """Blocks that a crash may have left half erased; none where frames are lost that may have been in them."""
+        if self.log.report.damage:
+            return
+        wanted = {block.number for walk in self.log.walks for block in walk.blocks.in_use() if _is_wanted(walk, block)}
+        for number in sorted(set(range(self.device.present_blocks())) - wanted):
+            start = self.device.file_offset(number)
+            yield BadRange(start, start + self.device.geometry.block_bytes, "freed", "gap")
+
     def _check_units(self, tell: Progress) -> None:
         size, blocks = self.device.geometry.unit_bytes, self.device.present_blocks()
-        excused = self._excused()
+        excused = [*self._excused(), *self._freed_blocks()]
         for block in range(blocks):
             for unit in np.flatnonzero(self.device.programmed(block)).tolist():
                 self.units += 1
@@ -208,6 +220,14 @@ class _Verification:
             self.damage[-1] = replace(last, end=bad.end)
         else:
             self.damage.append(bad)
+
+
+def _is_wanted(walk: Walk, block: Block) -> bool:
+    """Whether a block is the end of its lane, or has frames that the walk accepted and that are not freed."""
+    end, span = walk.cursor.block, walk.spans.get(block.generation)
+    if end is not None and end.generation == block.generation:
+        return True
+    return span is not None and not walk.freed.covers(walk.lane, span.first, span.end)
 
 
 def _overlap(one: BadRange, other: BadRange) -> bool:

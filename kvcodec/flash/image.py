@@ -109,9 +109,10 @@ class Image:
             raise
         return image
 
-    def lock(self) -> None:
+    def lock(self, *, shared: bool = False) -> None:
+        """Be the one writer; shared: have none, together with others who want that. Raises DeviceBusy."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DeviceBusy(f"{self.path} is being written by another process") from None
 
@@ -272,7 +273,7 @@ class Image:
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, os.fstat(fd).st_size)  # the size stays; blocks reserved beyond it go
-        if self.writable and os.getpid() == self._pid:
+        if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
         os.close(fd)

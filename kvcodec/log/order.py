@@ -28,10 +28,14 @@ def order_records(parts: Sequence[Sequence[Located]]) -> RecordTable:
 
 
 def first_heads(table: RecordTable) -> npt.NDArray[np.int64]:
-    """The first head of the part that each record is (records,); 0 of those that are never split."""
+    """The first head of the part that each record is (records,); 0 of those that are never split.
+
+    A DROP record that damage implies is behind all parts of the record whose lsn it has.
+    """
     out, kinds = np.zeros(len(table), np.int64), table.kinds
     for kind in _IN_PARTS:
         own = kinds == kind
         if own.any():
             out[own] = table.columns(HEADERS[kind])["first_head"][own]
+    out[(kinds == Kind.DROP) & (table.columns(RECORD_HEADER)["sequence"] == 0)] = np.iinfo(np.int64).max
     return out

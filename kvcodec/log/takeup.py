@@ -27,7 +27,8 @@ def take_up(device: Device, log: Log) -> Writers:
     """The writers of a log that was polled to its end, on the same device.
 
     Takes up an unclean end: goes on in the next unit (the last one may be unstable); blocks that hold nothing accepted
-    are erased. Raises SpecError for a damaged log.
+    are erased, and so are those of whose frames none was, as a crash within their erase leaves them. Raises SpecError
+    for a damaged log.
     """
     if log.report.damage or log.recovery == Recovery.SKIP_DAMAGED:
         raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
@@ -36,6 +37,8 @@ def take_up(device: Device, log: Log) -> Writers:
     device.retired = log.retired
     device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
     fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk)) for walk in log.walks)
+    if stale:
+        device.sync()  # what makes them worthless may have been read before it was on the medium
     for number in stale:
         with contextlib.suppress(EraseFailed):  # the cleaner will see
             device.erase(number)
@@ -45,7 +48,10 @@ def take_up(device: Device, log: Log) -> Writers:
 
 
 def _is_accepted(walk: Walk, generation: int) -> bool:
-    return walk.cursor.block is not None and generation <= walk.cursor.block.generation
+    end = walk.cursor.block
+    if end is None or generation > end.generation:
+        return False
+    return generation == end.generation or generation in walk.spans
 
 
 def _next_unit(device: Device, walk: Walk) -> int:

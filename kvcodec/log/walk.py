@@ -18,6 +18,7 @@ from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.layout import FREED_HEADER, NO_FRAME, Kind, Lane
 from kvcodec.log.blocks import BlockOrder
+from kvcodec.log.broken import Broken
 from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop, read_frame
 from kvcodec.log.freed import FreedFrames, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable, join_records
@@ -75,6 +76,7 @@ class Walk:
         self.spans: dict[int, Span] = {}  # by the generation of blocks; of those that were walked
         self.known_durable = 0  # a frame number that the sidecar vouches for
         self.stopped = self._skipped = False
+        self.broken: list[Broken] = []  # where frames were skipped
         self.blocks = BlockOrder(device, lane)
 
     # -- walking -----------------------------------------------------------------------------------------------
@@ -355,7 +357,10 @@ class Walk:
         if block is None or frame is None:
             self.stopped = True
             return None
-        self._skipped = True
+        self._skipped, here = True, self.cursor
+        if here.block is not None:
+            following = self.blocks.following(here.block)
+            self.broken.append(Broken(here.block, following, here.offset, here.number + 1, here.crc, frame.id))
         self._enter(block, offset)
         return frame
 

@@ -263,7 +263,7 @@ class Sequence(Readable):
         """The rows of the last STEP records. Codes stay the codes they are, so that nothing is rounded twice."""
         extents: list[Extent] = []
         for extent in reversed(self._index.maps[key].covering(0, length)):
-            if extent.coded.step is None or (extents and extent.end < extents[0].first):
+            if extent.coded.step is None or extent.end < (extents[0].first if extents else length):
                 break
             extents.insert(0, extent)
         outgoing = self._outgoing[key] = self._begun(self._outgoing[key], extents)
