@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.new_log import clear, new_log
 from kvcodec.bulk.repair_report import RepairReport
+from kvcodec.bulk.shares import Shares
 from kvcodec.bulk.survivors import SETS, Survivor, choose_records, find_survivor, read_copy
 from kvcodec.bulk.verification import SequenceCheck
 from kvcodec.bulk.verify import verify_log
@@ -30,7 +30,6 @@ from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
 
 _BATCH = 256 << 10  # bytes of records that are copied at once
-_PERIOD = 0.05  # seconds between letting go of the pages that were read
 _MAX_BLOCKS = (1 << 32) - 1
 _TALLEST = max(RECORD_ALIGNMENT.values())
 
@@ -82,7 +81,7 @@ class _Repair:
     """One run. Phases: read the log, find what is left of each sequence, copy, verify."""
 
     def __init__(self, path: Path, out: Path, device: Device, tell: Progress, dictionary: DictionarySet | None) -> None:
-        self.path, self.out, self.device, self._tell = path, out, device, tell
+        self.path, self.out, self.device, self._shares = path, out, device, Shares(device, tell)
         self.dictionary = dictionary
         self.log = Log(device, Recovery.SKIP_DAMAGED)
         load_sidecar(path, self.log, resume=False)
@@ -91,7 +90,6 @@ class _Repair:
             self.index.dictionaries.add(dictionary)
         self.entered: list[Located] = []
         self.misfits: list[BadRange] = []
-        self._released = 0.0
         self.missing: list[str] = []
 
     def run(self, making: Path) -> RepairReport:
@@ -109,15 +107,6 @@ class _Repair:
             str(self.path), str(self.out), len(chosen), tuple(checks), tuple(self.log.report.damage),
             tuple(self.misfits), tuple(basis.hex() for basis in flawed), next(iter(self.missing), None),
         )  # fmt: skip
-
-    def _share(self, start: int, end: int) -> Progress:
-        def tell(done: int, total: int) -> None:
-            if time.monotonic() > self._released + _PERIOD:
-                self.device.image.release()
-                self._released = time.monotonic()
-            self._tell(start + (end - start) * done // max(1, total), 1000)
-
-        return tell
 
     def _read(self) -> None:
         """Enter all records that fit, one by one."""
@@ -156,7 +145,7 @@ class _Repair:
             end = index.length
             if self.log.report.damage:
                 end = max(extents.end for extents in index.maps.values())
-            share = self._share(600 * n // len(indexes), 600 * (n + 1) // len(indexes))
+            share = self._shares.share(600 * n // len(indexes), 600 * (n + 1) // len(indexes))
             found.append(find_survivor(self.index, index, end, self.missing, tell=share))
         return found
 
@@ -178,7 +167,7 @@ class _Repair:
     def _write(self, making: Path, chosen: Sequence[Located], drops: Sequence[Record], blocks: int) -> None:
         device = Device.create(making, self.device.geometry, blocks=blocks)
         try:
-            log, share = Log(device), self._share(600, 750)
+            log, share = Log(device), self._shares.share(600, 750)
             log.poll()
             writers = take_up(device, log)
             log.lsn, parts = self.log.lsn, list[Sequence[Located]]()
@@ -195,7 +184,7 @@ class _Repair:
 
     def _verify(self, making: Path, survivors: Sequence[Survivor]) -> None:
         """Raises FormatError unless the new log is clean and holds what it should."""
-        share = self._share(750, 1000)
+        share = self._shares.share(750, 1000)
         report = verify_log(making, progress=share, dictionary=self.dictionary)
         wanted = {one.index.info.name: one.length for one in survivors}
         found = {one.name: one.tokens for one in report.sequences if not one.lost}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.salvage import find_lost_tokens
+from kvcodec.bulk.shares import Shares
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps.regular_file import open_regular
@@ -27,8 +27,6 @@ from kvcodec.log.walk import Walk
 from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
 from kvcodec.store.sequence_index import SequenceIndex
-
-_PERIOD = 0.05  # seconds between letting go of the pages that were read
 
 
 def verify_log(
@@ -63,7 +61,7 @@ class _Verification:
     """One run. Phases: superblocks, frames, units, records, dictionaries, tokens."""
 
     def __init__(self, path: Path, device: Device, tell: Progress, dictionary: DictionarySet | None) -> None:
-        self.path, self.device, self._tell = path, device, tell
+        self.path, self.device, self._shares = path, device, Shares(device, tell)
         self.log = Log(device, Recovery.SKIP_DAMAGED)
         load_sidecar(path, self.log, resume=False)
         self.index = LogIndex(self.log)
@@ -76,14 +74,13 @@ class _Verification:
         self.missing: str | None = None
         self.sequences: list[SequenceCheck] = []
         self._sizes: dict[Place, int] = {}
-        self._released = 0.0
 
     def run(self) -> VerifyReport:
         try:
             self._check_superblocks()
             located = self._walk()
-            self._check_units(self._share(0, 300))
-            self._check_records(located, self._share(300, 600))
+            self._check_units(self._shares.share(0, 300))
+            self._check_records(located, self._shares.share(300, 600))
             self._check_dictionaries()
             self._check_sequences()
         except FormatError as error:  # the file shrank under the reader
@@ -101,15 +98,6 @@ class _Verification:
             str(self.path), verdict, self.error, report.frames, self.records, self.units, tuple(self.gaps),
             report.torn, damage, self.orphans, tuple(self.sequences),
         )  # fmt: skip
-
-    def _share(self, start: int, end: int) -> Progress:
-        def tell(done: int, total: int) -> None:
-            if time.monotonic() > self._released + _PERIOD:
-                self.device.image.release()
-                self._released = time.monotonic()
-            self._tell(start + (end - start) * done // max(1, total), 1000)
-
-        return tell
 
     def _check_superblocks(self) -> None:
         device = self.device
@@ -189,7 +177,7 @@ class _Verification:
     def _check_sequences(self) -> None:
         indexes = list(self.index.sequences.values())
         for n, index in enumerate(indexes):
-            share = self._share(600 + 400 * n // len(indexes), 600 + 400 * (n + 1) // len(indexes))
+            share = self._shares.share(600 + 400 * n // len(indexes), 600 + 400 * (n + 1) // len(indexes))
             self.sequences.append(self._check_sequence(index, share))
 
     def _check_sequence(self, index: SequenceIndex, tell: Progress) -> SequenceCheck:
