@@ -103,6 +103,8 @@ def read_copy(whole: LogIndex, one: Located) -> Record:
     """A record as it goes into the new log: byte for byte, but for a fork of a sequence that is lost: that begins
     without one, its first tokens evicted. Raises FormatError.
     """
+    if int(one.header["kind"]) == Kind.DROP:  # that is its header, and nothing has asked yet for where it lies
+        return Record(np.array(one.header).copy(), b"")
     header, body = whole.log.load(one.place)
     if int(header["kind"]) == Kind.SEQUENCE and int(header["parent"]) and int(header["parent"]) not in whole.sharing:
         return replace(read_sequence(header, body, 0), fork=(0, 0)).record()
