@@ -193,7 +193,7 @@ def test_random_damage(log, parts, tmp_path):
     before, lot = read(log), random.Random(3)
     size, lost = log.stat().st_size, 0
     for n in range(5):
-        places = [lot.randrange(8192, size) for _ in range(lot.choice((2, 4, 8)))]
+        places = [lot.randrange(8192, size) for _ in range(lot.choice((4, 8, 16)))]
 
         def damage(raw, places=places, zero=n % 2):
             for at in places:
@@ -213,7 +213,7 @@ def test_random_damage(log, parts, tmp_path):
                 for sequence in store:
                     append(sequence, data(30, n))
             assert verify_log(out).verdict == "clean"
-    assert lost > 1
+    assert lost
 
 
 def test_lost_tokens_in_the_middle_are_evicted_and_others_keep_their_numbers(tmp_path):
