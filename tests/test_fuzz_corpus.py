@@ -22,7 +22,7 @@ from tests.fuzz.kvdict_target import kvdict_seeds
 from tests.fuzz.kvdict_target import mutate as mutate_kvdict
 from tests.fuzz.log_seeds import NAMES, log_seed
 
-LOTS = {"log": 40, "dump": 500, "kvdict": 120, "text": 1000}
+LOTS = {"log": 16, "dump": 500, "kvdict": 120, "text": 1000}
 MEMORY = 4 << 30  # bytes of address space beyond what the process has
 SEEDS = 7  # logs of all codecs, and one that was cleaned
 SECONDS = 300  # of an input, in which kernels may have to be compiled
