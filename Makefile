@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := text dump kvdict log
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 DUMP := tests/data/gemma3_270m_512_3layers.safetensors
 
-.PHONY: demo test check soak lint format bench wheel ksy clean
+.PHONY: demo test check soak fuzz lint format bench wheel ksy clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -43,6 +45,22 @@ check: test  ## the long campaigns of the reliability bar, first column
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
 	$(BIN)/python bench/programmed.py --check
+	$(BIN)/python bench/wear.py --check
+	$(MAKE) fuzz FUZZ_SECONDS=20
+
+.fuzz/ready: pyproject.toml
+	$(PYTHON) -m venv .fuzz
+	.fuzz/bin/python -m pip install --quiet --upgrade pip
+	.fuzz/bin/python -m pip install --quiet --editable '.[fuzz]'
+	touch $@
+
+# What widens the coverage is kept in .fuzz/found from run to run; what fails is .fuzz/<target>-crash-…
+fuzz: .fuzz/ready  ## coverage-guided fuzzing of what reads files and texts of others, FUZZ_SECONDS a target
+	set -e; for target in $(FUZZ_TARGETS); do \
+		mkdir -p .fuzz/found/$$target; \
+		.fuzz/bin/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -verbosity=0 -print_final_stats=1 \
+			-artifact_prefix=.fuzz/$$target- .fuzz/found/$$target tests/fuzz/corpus/$$target; \
+	done
 
 soak: check  ## on top of the campaigns, every property test over thousands of fresh examples
 	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign'
@@ -68,4 +86,4 @@ wheel: .venv/ready
 	$(BIN)/python -m build
 
 clean:
-	rm -rf .venv .ksy build dist demo .coverage .coverage.*
+	rm -rf .venv .ksy .fuzz build dist demo .coverage .coverage.*

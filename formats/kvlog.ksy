@@ -15,8 +15,9 @@ doc: |
 
   - Checksums are fields like any other. Without them a superblock copy is taken for good if its fields are possible,
     and a frame is taken for one if its magic and the length in its trailer agree.
-  - Frames are listed block by block. Blocks have to be sorted by `data.generation`, and only frames that continue the
-    chain (`number`, `previous`) belong to the log.
+  - Frames are listed block by block. Blocks of a lane (`data.lane`) have to be sorted by `data.generation`, and only
+    frames that continue its chain (`number`, `previous`) belong to the log, or that come behind such as FREED records
+    name. Records of both lanes are to be taken by `lsn`, of copies the one in lane KEPT.
   - Whole numbers of 64 bits are assumed. `salted` needs 64 bits without a sign once a generation exceeds 2^31.
   - Records are parsed when `frame.records` is asked for; then what a reader must reject is an error, as far as `valid`
     can tell. Everything above them is lenient.
@@ -156,13 +157,14 @@ types:
       - id: first_frame
         type: u2
         doc: 0xFFFF if no frame begins in the unit.
-      - id: flags
+      - id: lane
         type: u2
+        enum: lane
       - id: generation
         type: u8
     instances:
       is_programmed:
-        value: crc != 0 or first_frame != 0 or flags != 0 or generation != 0
+        value: crc != 0 or first_frame != 0 or lane.to_i != 0 or generation != 0
         doc: Provided that the file holds all bytes of the unit.
 
   block_data:
@@ -180,10 +182,16 @@ types:
     instances:
       generation:
         value: >-
-          header.generation == _parent.slots[0].generation ? header.generation : _parent.slots[1].generation
+          is_header_good ? header.generation : _parent.slots[1].generation
+        doc: 0 if the block is erased.
+      lane:
+        value: 'is_header_good ? header.lane : _parent.slots[1].lane'
+        doc-ref: formats/frame.md#lanes
+      is_header_good:
+        value: header.generation == _parent.slots[0].generation
         doc: |
-          0 if the block is erased. A header that its own slot contradicts is damaged; the next unit then knows. A
-          reader tells damage by the checksums, and looks further than unit 1.
+          A header that its own slot contradicts is damaged; the next unit then knows. A reader tells damage by the
+          checksums, and looks further than unit 1.
       salted:
         value: (0x4b46524d + generation * 0x9e3779b1) & 0xffffffff
       frame_magic:
@@ -210,8 +218,11 @@ types:
         type: u8
       - id: framed_bytes
         type: u8
+      - id: lane
+        type: u1
+        enum: lane
       - id: reserved
-        size: 12
+        size: 11
       - id: crc
         type: u4
         doc: Of bytes 0 to 59.
@@ -312,8 +323,9 @@ types:
         type: u4
       - id: previous
         type: u4
-      - id: reserved
+      - id: drops
         type: u4
+        doc: DROP records in the frames of the lane before this one, modulo 2^32.
       - id: header_crc
         type: u4
         doc: Of bytes 0 to 51, seeded with the checksum of the uuid.
@@ -383,6 +395,8 @@ types:
             'record_kind::step': step_body(header.fields.as<step_fields>)
             'record_kind::dictionary': dictionary_body(header.fields.as<dictionary_fields>)
             'record_kind::rows': step_body(header.fields.as<step_fields>)
+            'record_kind::freed': freed_body(header.fields.as<freed_fields>)
+            'record_kind::retired': retired_body(header.fields.as<retired_fields>)
         doc: That of DROP is empty; that of CODEBOOK, and of a kind which is skipped, is bytes.
 
   record_header:
@@ -395,7 +409,7 @@ types:
         type: u1
         enum: record_kind
         valid:
-          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 8
+          expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 9
       - id: version
         type: u1
         valid: 0
@@ -414,7 +428,8 @@ types:
         type: u8
         valid:
           expr: >-
-            kind != record_kind::model and kind != record_kind::dictionary and kind != record_kind::codebook or _ == 0
+            kind == record_kind::model or kind == record_kind::dictionary or kind == record_kind::codebook
+            or kind == record_kind::freed or kind == record_kind::retired ? _ == 0 : kind != record_kind::drop or _ > 0
       - id: fields
         size: 'header_bytes - 32 < _io.size - _io.pos ? header_bytes - 32 : _io.size - _io.pos'
         type:
@@ -428,6 +443,8 @@ types:
             'record_kind::drop': drop_fields
             'record_kind::rows': step_fields(true)
             'record_kind::codebook': codebook_fields
+            'record_kind::freed': freed_fields
+            'record_kind::retired': retired_fields
         doc: Those of the kind. A sidecar holds no more than 128 bytes of a header, so there the rest may be missing.
 
   model_fields:
@@ -513,10 +530,12 @@ types:
         size: 16
       - id: parent
         type: u8
-        valid: 0
+        valid:
+          expr: _ == 0 or _ < _parent.sequence
       - id: fork_token
         type: u8
-        valid: 0
+        valid:
+          expr: '_ <= (parent == 0 ? 0 : 0x1000000000000)'
       - id: name_bytes
         type: u2
         valid:
@@ -1970,8 +1989,92 @@ types:
     seq:
       - id: first_token
         type: u8
+        valid:
+          max: 0x1000000000000
+      - id: end_token
+        type: u8
+        valid:
+          max: 0x1000000000000
+      - id: scope
+        type: u1
+        enum: drop_scope
+        valid:
+          expr: >-
+            _ == drop_scope::tail ? end_token == 0
+            : _ == drop_scope::range ? first_token < end_token
+            : _ == drop_scope::sequence and first_token == 0 and end_token == 0
       - id: reserved
-        type: zeros(24)
+        type: zeros(15)
+
+  freed_fields:
+    doc-ref: formats/record.md#freed
+    seq:
+      - id: runs
+        type: u4
+        valid:
+          expr: _ >= 1 and _parent.body_bytes == 24 * _
+      - id: reserved
+        type: zeros(28)
+
+  freed_body:
+    params:
+      - id: fields
+        type: freed_fields
+    seq:
+      - id: runs
+        type: freed_run
+        repeat: expr
+        repeat-expr: fields.runs
+
+  freed_run:
+    seq:
+      - id: lane
+        type: u4
+        enum: lane
+        valid:
+          in-enum: true
+      - id: reserved
+        type: zeros(4)
+      - id: first_frame
+        type: u8
+        valid:
+          min: 1
+      - id: frames
+        type: u8
+        valid:
+          min: 1
+
+  retired_fields:
+    doc-ref: formats/record.md#retired
+    seq:
+      - id: blocks
+        type: u4
+        valid:
+          expr: _ >= 1 and _parent.body_bytes == 8 * _
+      - id: reserved
+        type: zeros(28)
+
+  retired_body:
+    params:
+      - id: fields
+        type: retired_fields
+    seq:
+      - id: blocks
+        type: retired_block
+        repeat: expr
+        repeat-expr: fields.blocks
+
+  retired_block:
+    seq:
+      - id: block
+        type: u4
+      - id: cause
+        type: u1
+        enum: retire_cause
+        valid:
+          in-enum: true
+      - id: reserved
+        type: zeros(3)
 
   # -- sidecar ---------------------------------------------------------------------------------------------------
 
@@ -1981,7 +2084,12 @@ types:
     seq:
       - id: header
         type: sidecar_header
-        size: 128
+        size: 64
+      - id: lanes
+        type: sidecar_lane
+        size: 72
+        repeat: expr
+        repeat-expr: header.lanes
       - id: entries
         type: sidecar_entry
         size: 144
@@ -2000,6 +2108,24 @@ types:
         type: u4
       - id: uuid
         size: 16
+      - id: lsn
+        type: u8
+      - id: body_crc
+        type: u4
+        doc: Of all that follows the header.
+      - id: lanes
+        type: u2
+        valid: 2
+      - id: reserved
+        type: zeros(14)
+      - id: crc
+        type: u4
+        doc: Of bytes 0 to 59.
+
+  sidecar_lane:
+    doc: Where a lane ends; all zeros of one without a frame.
+    doc-ref: formats/sidecar.md#lane
+    seq:
       - id: block
         type: u4
       - id: offset
@@ -2018,18 +2144,10 @@ types:
         type: u8
       - id: frames
         type: u8
-      - id: lsn
-        type: u8
       - id: frame_crc
         type: u4
-      - id: body_crc
+      - id: drops
         type: u4
-        doc: Of the entries.
-      - id: reserved
-        type: zeros(12)
-      - id: crc
-        type: u4
-        doc: Of bytes 0 to 123.
 
   sidecar_entry:
     doc-ref: formats/sidecar.md#entry
@@ -2057,6 +2175,22 @@ enums:
     6: drop
     7: rows
     8: codebook
+    9: freed
+    129: retired
+  retire_cause:
+    1: factory
+    2: erase
+  lane:
+    0:
+      id: fresh
+      doc: What was appended.
+    1:
+      id: kept
+      doc: Copies of what was worth keeping of erased blocks.
+  drop_scope:
+    0: tail
+    1: range
+    2: sequence
   codebook_form:
     1: product
     2: trellis

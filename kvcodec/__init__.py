@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvcodec.attention.state import AttentionState
     from kvcodec.bulk.decode import decode_log as decode
     from kvcodec.bulk.encode import encode_dump as encode
+    from kvcodec.bulk.repair import repair_log as repair
     from kvcodec.bulk.train import train_dumps as train
     from kvcodec.codecs import EncodedArray, decode_array, encode_array
     from kvcodec.codecs.dictionary import Dictionary, DictionarySet
@@ -48,6 +49,7 @@ _WHERE = {
     "encode": "kvcodec.bulk.encode:encode_dump",
     "encode_array": "kvcodec.codecs:encode_array",
     "read_dictionary": "kvcodec.dictionary.artefact:read_dictionary",
+    "repair": "kvcodec.bulk.repair:repair_log",
     "open": "kvcodec.store.opening:open_store",
     "train": "kvcodec.bulk.train:train_dumps",
 }
@@ -74,6 +76,7 @@ __all__ = [
     "encode_array",
     "open",
     "read_dictionary",
+    "repair",
     "train",
 ]
 

@@ -76,6 +76,10 @@ class CorruptRecord(FormatError):
         super().__init__(f"at byte {offset}: {why}")
 
 
+class BlockErased(CorruptRecord):
+    """The erase block that a record lay in was erased; a reader that follows the log finds the record's copy."""
+
+
 class IdentityMismatch(FormatError):
     """The log belongs to another model, or to another shard of it, than the caller's."""
 
@@ -103,8 +107,12 @@ class NotErased(DeviceError):
     """A program unit was to be programmed twice, or out of ascending order."""
 
 
-class WornOut(DeviceError):
-    """No good block is left."""
+class WornOut(NoSpace):
+    """No erased block is left, of a device of which blocks had to be retired. The log stays readable."""
+
+
+class EraseFailed(DeviceError):
+    """A block did not erase: it is to be retired."""
 
 
 class LogExists(DeviceError, FileExistsError):

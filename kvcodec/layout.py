@@ -24,6 +24,7 @@ FRAME_MAGIC = 0x4B46524D  # "MRFK", before the salt
 KVDICT_MAGIC = b"\x89KVDIC\r\n"
 SIDECAR_MAGIC = b"\x89KVIDX\r\n"
 COUNTER_LIMIT = 1 << 62  # of generations, frame numbers, lsns, ids and byte counts: none can ever wrap
+MAX_TOKEN = 1 << 48  # no token of a sequence lies at or beyond it
 TILE_LANES = 16
 TILE_ROW = 64
 CHANNEL_LANE_TOKENS = 64
@@ -49,7 +50,7 @@ SUPERBLOCK = np.dtype(
     ]
 )
 
-SPARE_SLOT = np.dtype([("crc", "<u4"), ("first_frame", "<u2"), ("flags", "<u2"), ("generation", "<u8")])
+SPARE_SLOT = np.dtype([("crc", "<u4"), ("first_frame", "<u2"), ("lane", "<u2"), ("generation", "<u8")])
 
 BLOCK_HEADER = np.dtype(
     [
@@ -60,7 +61,8 @@ BLOCK_HEADER = np.dtype(
         ("programmed_bytes", "<u8"),
         ("host_bytes", "<u8"),
         ("framed_bytes", "<u8"),
-        ("reserved", "V12"),
+        ("lane", "u1"),
+        ("reserved", "V11"),
         ("crc", "<u4"),
     ]
 )
@@ -78,7 +80,7 @@ FRAME_HEADER = np.dtype(
         ("session_start", "<u8"),
         ("session", "<u4"),
         ("previous", "<u4"),
-        ("reserved", "<u4"),
+        ("drops", "<u4"),
         ("header_crc", "<u4"),
     ]
 )
@@ -250,7 +252,15 @@ CODEBOOK_HEADER = np.dtype(
 
 DICTIONARY_USE = np.dtype([("layer", "<u2"), ("stream", "u1"), ("reserved", "u1")])
 
-DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("reserved", "V24")])
+DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("end_token", "<u8"), ("scope", "u1"), ("reserved", "V15")])
+
+FREED_HEADER = np.dtype([*_RECORD, ("runs", "<u4"), ("reserved", "V28")])
+
+RETIRED_HEADER = np.dtype([*_RECORD, ("blocks", "<u4"), ("reserved", "V28")])
+
+RETIRED_BLOCK = np.dtype([("block", "<u4"), ("cause", "u1"), ("reserved", "V3")])
+
+FREED_RUN = np.dtype([("lane", "<u4"), ("reserved", "V4"), ("first_frame", "<u8"), ("frames", "<u8")])
 
 SIDECAR = np.dtype(
     [
@@ -258,6 +268,16 @@ SIDECAR = np.dtype(
         ("version", "<u4"),
         ("records", "<u4"),
         ("uuid", "V16"),
+        ("lsn", "<u8"),
+        ("body_crc", "<u4"),
+        ("lanes", "<u2"),
+        ("reserved", "V14"),
+        ("crc", "<u4"),
+    ]
+)
+
+SIDECAR_LANE = np.dtype(
+    [
         ("block", "<u4"),
         ("offset", "<u4"),
         ("generation", "<u8"),
@@ -267,11 +287,8 @@ SIDECAR = np.dtype(
         ("host_bytes", "<u8"),
         ("programmed_bytes", "<u8"),
         ("frames", "<u8"),
-        ("lsn", "<u8"),
         ("frame_crc", "<u4"),
-        ("body_crc", "<u4"),
-        ("reserved", "V12"),
-        ("crc", "<u4"),
+        ("drops", "<u4"),
     ]
 )
 
@@ -352,6 +369,30 @@ class Kind(IntEnum):
     DROP = 6
     ROWS = 7
     CODEBOOK = 8
+    FREED = 9
+    RETIRED = 0x81
+
+
+class RetireCause(IntEnum):
+    """Why a block is not used any more."""
+
+    FACTORY = 1
+    ERASE = 2
+
+
+class Lane(IntEnum):
+    """Which of the two chains of frames on a device a block belongs to."""
+
+    FRESH = 0
+    KEPT = 1
+
+
+class DropScope(IntEnum):
+    """What of a sequence a DROP record ends."""
+
+    TAIL = 0
+    RANGE = 1
+    SEQUENCE = 2
 
 
 class StreamId(IntEnum):
@@ -440,6 +481,8 @@ HEADERS: dict[int, np.dtype[np.void]] = {
     Kind.DROP: DROP_HEADER,
     Kind.ROWS: ROWS_HEADER,
     Kind.CODEBOOK: CODEBOOK_HEADER,
+    Kind.FREED: FREED_HEADER,
+    Kind.RETIRED: RETIRED_HEADER,
 }
 
 RECORD_ALIGNMENT: dict[int, int] = dict.fromkeys((Kind.GROUP, Kind.DICTIONARY, Kind.CODEBOOK), ALIGNMENT)

@@ -9,7 +9,15 @@ import ml_dtypes
 import numpy as np
 from kaitaistruct import KaitaiStream
 
-from tests.ksy_trees import decode_head, decode_row, parse_shaped, parse_vector, split_rows, streams_of, walk
+from tests.ksy_trees import (
+    decode_head,
+    decode_row,
+    parse_shaped,
+    parse_vector,
+    records_in_order,
+    split_rows,
+    streams_of,
+)
 from tests.rotation_twin import turn_rows
 
 NUMPY = {1: np.dtype(ml_dtypes.bfloat16), 2: np.dtype(np.float16)}  # by DtypeId
@@ -21,27 +29,25 @@ def records(parser, log):
     layers: (streams, window) of each.
     """
     models, sequences = {}, {}
-    for _, frame in walk(log):
-        for place in frame.records.places if frame.records else []:
-            header, body = place.record.header, place.record.body
-            if header.kind == parser.RecordKind.model:
-                layers = [(streams_of(layer), layer.window) for layer in body.layers]
-                models[header.fields.model_hash] = layers, NUMPY[int(header.fields.dtype)]
-                continue
-            if header.kind == parser.RecordKind.sequence:
-                sequences[header.sequence] = models[header.fields.model_hash]
-            if header.sequence in sequences:
-                yield place.record, *sequences[header.sequence]
+    for record in records_in_order(log):
+        header, body = record.header, record.body
+        if header.kind == parser.RecordKind.model:
+            layers = [(streams_of(layer), layer.window) for layer in body.layers]
+            models[header.fields.model_hash] = layers, NUMPY[int(header.fields.dtype)]
+            continue
+        if header.kind == parser.RecordKind.sequence:
+            sequences[header.sequence] = models[header.fields.model_hash]
+        if header.sequence in sequences:
+            yield record, *sequences[header.sequence]
 
 
 def dictionaries(parser, log):
     """A `Dictionary`, or what is parsed of product or trellis codes, by the hash of its set, layer and stream."""
     sets, books = {}, codebooks(parser, log)  # by hash, matrix and first atom; by hash and number
-    for _, frame in walk(log):
-        for place in frame.records.places if frame.records else []:
-            own = place.record.header.fields
-            if place.record.header.kind == parser.RecordKind.dictionary:
-                sets.setdefault(own.basis_hash, {}).setdefault(own.matrix, {})[own.first_atom] = place.record
+    for record in records_in_order(log):
+        own = record.header.fields
+        if record.header.kind == parser.RecordKind.dictionary:
+            sets.setdefault(own.basis_hash, {}).setdefault(own.matrix, {})[own.first_atom] = record
     wholes = {}  # by hash: of each matrix its uses, mean, steps and atoms
     for basis, matrices in sets.items():  # parents come before what grew out of them in the logs that are read so
         any_of = next(iter(next(iter(matrices.values())).values())).header.fields
@@ -72,11 +78,10 @@ def dictionaries(parser, log):
 def codebooks(parser, log):
     """Form and bytes of the codebooks of sets, in order, by hash."""
     found = {}  # by hash, number and first byte
-    for _, frame in walk(log):
-        for place in frame.records.places if frame.records else []:
-            own = place.record.header.fields
-            if place.record.header.kind == parser.RecordKind.codebook:
-                found.setdefault(own.basis_hash, {}).setdefault(own.codebook, {})[own.first_byte] = place.record
+    for record in records_in_order(log):
+        own = record.header.fields
+        if record.header.kind == parser.RecordKind.codebook:
+            found.setdefault(own.basis_hash, {}).setdefault(own.codebook, {})[own.first_byte] = record
     out = {}
     for basis, numbers in found.items():
         out[basis] = []
@@ -127,12 +132,18 @@ class Dictionary(NamedTuple):
 
 
 class Rows:
-    """What a log holds of one sequence: for each layer, stream and token the row of the record with the highest lsn."""
+    """What a log holds of one sequence: for each layer, stream and token the row of the record with the highest lsn, or
+    None where it was evicted.
+    """
 
-    def __init__(self, name, layers):
+    def __init__(self, name, layers, parent=None, end=0):
         self.name, self.layers = name, layers
         self.keys = [(n, stream) for n, (streams, _) in enumerate(layers) for stream, _, _ in streams]
         self._rows = {key: {} for key in self.keys}  # by token: lsn, {head: bits}
+        if parent:
+            self._rows = {
+                key: {token: row for token, row in rows.items() if token < end} for key, rows in parent._rows.items()
+            }
         self._parts = {}  # of records that were split, by key, token and lsn: {head: bits}
 
     def insert(self, lsn, own, key, head, numbers):
@@ -148,6 +159,10 @@ class Rows:
                 del rows[token]
         self._parts = {k: v for k, v in self._parts.items() if k[1] < first or k[2] > lsn}
 
+    def evict(self, first, end, lsn):
+        for rows in self._rows.values():
+            rows.update((t, (lsn, None)) for t in range(first, end) if rows.get(t, (0,))[0] < lsn)
+
     def needed(self, layer, length):
         """The tokens of so long a sequence that a layer needs."""
         window = self.layers[layer][1]
@@ -162,8 +177,8 @@ class Rows:
         )  # fmt: skip
 
     def digest(self, key, tokens):
-        """Of the bits of some rows, (tokens, heads, dim)."""
-        own = [self._rows[key][token][1] for token in tokens]
+        """Of the bits of some rows, (tokens, heads, dim), without those evicted."""
+        own = [row for row in (self._rows[key][token][1] for token in tokens) if row is not None]
         return hashlib.sha256(np.array([[row[h] for h in sorted(row)] for row in own], np.uint16).tobytes()).hexdigest()
 
 
@@ -174,7 +189,14 @@ def read_all(parser, data):
     for record, layers, dtype in records(parser, log):
         header, body, own = record.header, record.body, record.header.fields
         if header.kind == kinds.sequence and header.sequence:
-            sequences.setdefault(header.sequence, Rows(body.name, layers))
+            if header.sequence not in sequences:
+                sequences[header.sequence] = Rows(body.name, layers, sequences.get(own.parent), own.fork_token)
+        elif header.sequence not in sequences:
+            continue
+        elif header.kind == kinds.drop and own.scope == parser.DropScope.sequence:
+            del sequences[header.sequence]
+        elif header.kind == kinds.drop and own.scope == parser.DropScope.range:
+            sequences[header.sequence].evict(own.first_token, own.end_token, header.lsn)
         elif header.kind == kinds.drop:
             sequences[header.sequence].drop(own.first_token, header.lsn)
         elif header.kind == kinds.group:

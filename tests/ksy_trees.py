@@ -1,5 +1,6 @@
 """A log as a tree of dicts, lists and plain values: once as the reader sees it, once as a parser of kvlog.ksy does."""
 
+import functools
 from enum import IntEnum
 from io import BytesIO
 
@@ -13,7 +14,7 @@ from kvcodec.codecs.planes import take_rows, unpack_rows
 from kvcodec.codecs.rows import GroupedRows
 from kvcodec.codecs.sections import scale_shape, sparse_sections
 from kvcodec.flash.device import Device
-from kvcodec.layout import Axis, CodecId, Kind, StreamId
+from kvcodec.layout import Axis, CodecId, Kind, Lane, StreamId
 from kvcodec.log.reader import Log, Place
 from kvcodec.log.sidecar import load_sidecar
 from kvcodec.store.dictionaries import Dictionaries
@@ -80,15 +81,17 @@ def pick(count):
 
 
 class Witness(Log):
-    """A log that remembers where each of its frames began, and its sets."""
+    """A log that remembers where each of its frames began, lane KEPT first, and its sets."""
 
     def __init__(self, device):
         super().__init__(device)
         self.frames, self.dictionaries = [], Dictionaries(self)
+        for walk in self.walks:
+            walk._count = functools.partial(self._note, walk, walk._count)
 
-    def _count(self, frame):
-        self.frames.append((self.cursor.block.number, self.cursor.offset, frame))
-        super()._count(frame)
+    def _note(self, walk, count, frame):
+        self.frames.append((walk.cursor.block.number, walk.cursor.offset, frame))
+        count(frame)
 
 
 def read_log(path):
@@ -113,7 +116,9 @@ def read_log(path):
             "frames": [read_frame(log, *frame) for frame in log.frames],
             "sidecar": read_sidecar(path, device),
         }  # fmt: skip
-        assert sum(len(frame["records"]) for frame in tree["frames"]) == len(located)
+        assert {record["header"]["lsn"] for frame in tree["frames"] for record in frame["records"]} == {
+            int(one.header["lsn"]) for one in located
+        }
         return tree, [*log.report.gaps, *filter(None, [log.report.torn])]
     finally:
         device.close()
@@ -123,6 +128,7 @@ def read_block(device, number):
     block = device.block(number)
     return {
         "generation": block.generation if block else 0,
+        "lane": int(block.lane) if block else 0,
         "header": numpy_struct(view_struct(device.data(number, 0, 64), 0, layout.BLOCK_HEADER)),
         "slots": {u: numpy_struct(slot) for u, slot in enumerate(device.slots(number)) if any(slot.tobytes())},
         "programmed": device.programmed(number).tolist(),
@@ -163,6 +169,10 @@ def read_body(log, header, place):
         return {"rows": read_codes(body.reshape(-1, spec.sparse.row_bytes), spec.sparse)}
     if kind == Kind.DICTIONARY:
         return read_chunk(log, header)
+    if kind == Kind.FREED:
+        return {"runs": [numpy_struct(run) for run in body.view(layout.FREED_RUN)]}
+    if kind == Kind.RETIRED:
+        return {"blocks": [numpy_struct(block) for block in body.view(layout.RETIRED_BLOCK)]}
     return {"bytes": body.tobytes()}
 
 
@@ -256,9 +266,12 @@ def read_sidecar(path, device):
         dict(zip(("generation", "block", "offset"), one.place, strict=True)) | {"header": numpy_struct(one.header)}
         for one in load_sidecar(path, log, resume=True)
     ]
-    header = view_struct(np.frombuffer(sidecar.read_bytes(), np.uint8), 0, layout.SIDECAR)
-    assert (log.cursor.number, log.cursor.offset) == (int(header["number"]), int(header["offset"]))
-    return {"header": numpy_struct(header), "entries": entries}
+    data = np.frombuffer(sidecar.read_bytes(), np.uint8)
+    lanes = data[layout.SIDECAR.itemsize :][: len(Lane) * layout.SIDECAR_LANE.itemsize].view(layout.SIDECAR_LANE)
+    for walk in log.walks:
+        assert (walk.cursor.number, walk.cursor.offset) == tuple(lanes[walk.lane][["number", "offset"]])
+    header = numpy_struct(view_struct(data, 0, layout.SIDECAR))
+    return {"header": header, "lanes": [numpy_struct(lane) for lane in lanes], "entries": entries}
 
 
 # -- the parser's word ---------------------------------------------------------------------------------------------
@@ -286,31 +299,62 @@ def parse_block(log, block):
     names = layout.SPARE_SLOT.names
     return {
         "generation": block.data.generation,
+        "lane": int(block.data.lane),
         "header": parsed_struct(block.data.header, layout.BLOCK_HEADER.names),
         "slots": {u: parsed_struct(slot, names) for u, slot in enumerate(block.slots) if slot.is_programmed},
         "programmed": held_units(log, block),
     }
 
 
-def in_use(log):
-    """Blocks in use, in the order in which the log filled them."""
+def in_use(log, lane=None):
+    """Blocks in use, of one lane or all, in the order in which the log filled them."""
     found = [block for block in log.blocks if block.held_data >= 64 and block.data.generation]
-    return sorted(found, key=lambda b: b.data.generation)
+    return sorted((b for b in found if lane in (None, b.data.lane)), key=lambda b: b.data.generation)
 
 
 def walk(log):
-    """(block, frame) of the frames that continue the chain."""
-    number, crc, unit = 0, 0, log.geometry.unit_bytes
-    for block in in_use(log):
+    """(block, frame) of the frames that continue the chain of their lane, or come behind what is gone on purpose."""
+    gone = freed(frame for _, frame in frames_of(log, Lane.KEPT))
+    yield from walk_lane(log, Lane.KEPT, gone)
+    yield from walk_lane(log, Lane.FRESH, gone)
+
+
+def freed(frames):
+    """(lane, numbers) of the frames that FREED records name."""
+    places = (place for frame in frames if frame.records for place in frame.records.places)
+    records = (place.record for place in places if place.record.header.kind.name == "freed")
+    runs = (run for record in records for run in record.body.runs)
+    return [(run.lane, range(run.first_frame, run.first_frame + run.frames)) for run in runs]
+
+
+def walk_lane(log, lane, gone):
+    number, crc = 0, 0
+    for block, frame in frames_of(log, lane):
+        header = frame.header
+        own = [run for of, run in gone if of == lane]
+        missing = range(number + 1, header.number)
+        passed = len(missing) > 0 and all(any(n in run for run in own) for n in missing)
+        if passed or (header.number, header.previous) == (number + 1, crc):
+            number, crc = header.number, frame.trailer.crc
+            yield block, frame
+
+
+def frames_of(log, lane):
+    """(block, frame) of all that may be frames of a lane, and all of whose units are programmed."""
+    unit = log.geometry.unit_bytes
+    for block in in_use(log, lane):
         programmed = held_units(log, block)
         for place in getattr(block.data, "places", []):  # none behind a header alone
-            if not place.is_frame:
-                continue
-            frame = place.frame
-            whole = all(programmed[frame.offset // unit : (frame.end - 1) // unit + 1])
-            if whole and (frame.header.number, frame.header.previous) == (number + 1, crc):
-                number, crc = number + 1, frame.trailer.crc
-                yield block, frame
+            if place.is_frame and all(programmed[place.offset // unit : (place.frame.end - 1) // unit + 1]):
+                yield block, place.frame
+
+
+def records_in_order(log):
+    """Records of both lanes by lsn, of copies the one in lane KEPT, there the last."""
+    found, frames = {}, sorted(walk(log), key=lambda one: one[0].data.lane)
+    for record in (place.record for _, frame in frames if frame.records for place in frame.records.places):
+        found[record.header.lsn, getattr(record.header.fields, "first_head", 0)] = record
+    return [found[part] for part in sorted(found)]
 
 
 def parse_frame(parser, block, frame, bodies):
@@ -363,6 +407,10 @@ def parse_body(parser, record):
             "mean": body.mean,
             "atoms": [atom.channels for atom in body.atoms],
         }
+    if record.header.kind == kinds.freed:
+        return {"runs": [parsed_struct(run, layout.FREED_RUN.names) for run in body.runs]}
+    if record.header.kind == kinds.retired:
+        return {"blocks": [parsed_struct(block, layout.RETIRED_BLOCK.names) for block in body.blocks]}
     if record.header.kind == kinds.step:
         coded = isinstance(body.rows, bytes)
         return {"bytes": body.rows if coded else np.array(body.rows.numbers, "<u2").tobytes()}
@@ -449,9 +497,10 @@ def decode_numbers(table, parts):
 
 def parse_sidecar(parser, data):
     sidecar = parser.Sidecar(KaitaiStream(BytesIO(data)))
-    assert len(data) == 128 + 144 * len(sidecar.entries)
+    assert len(data) == 64 + 72 * len(sidecar.lanes) + 144 * len(sidecar.entries)
     return {
         "header": parsed_struct(sidecar.header, layout.SIDECAR.names),
+        "lanes": [parsed_struct(lane, layout.SIDECAR_LANE.names) for lane in sidecar.lanes],
         "entries": [
             parsed_struct(entry, ("generation", "block", "offset")) | {"header": parse_record_header(entry.header)}
             for entry in sidecar.entries

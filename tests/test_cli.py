@@ -19,7 +19,9 @@ from tests.test_bulk import REAL, TINY, make_dump, names
 from tests.test_bulk_verify import flipped, inside_record
 
 README = Path(__file__).parent.parent / "README.md"
-COMMANDS = ("encode", "decode", "info", "verify", "diff", "train", "drift", "bench")
+COMMANDS = (
+    "encode", "decode", "info", "verify", "diff", "drop", "fork", "compact", "train", "drift", "wear", "bench"
+)  # fmt: skip
 MAIN = [sys.executable, "-c", "from kvcodec.cli import main; main()"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
 
@@ -201,6 +203,23 @@ def test_verify_says_what_is_wrong(here):
     assert "left out: tokens" in saved
 
 
+def test_verify_repairs_into_a_new_log(here):
+    assert "nothing was lost" in invoke("verify", "cache.kvlog", "--repair", "same.kvlog").stdout
+    kv.encode("chat.safetensors", "tiny.kvlog", device=TINY, sequence="chat", residual=16)
+    bad = flipped(Path("tiny.kvlog"), here, inside_record("tiny.kvlog", 2))
+    out = invoke("verify", bad.name, "--repair", "saved.kvlog", code=1).stdout
+    assert "what could be read was saved" in out
+    assert "Lost rows" in out
+    assert "saved.kvlog: clean" in invoke("verify", "saved.kvlog").stdout
+    assert "exists already" in invoke("verify", bad.name, "--repair", "saved.kvlog", code=2).stderr
+    report = json.loads(invoke("verify", bad.name, "--repair", "saved.kvlog", "--force", "--json", code=1).stdout)
+    (sequence,) = report["sequences"]
+    assert sequence["saved_tokens"] + sequence["lost_tokens"] == sequence["tokens"]
+    assert "take the place" in invoke("verify", bad.name, "--repair", bad.name, "--force", code=2).stderr
+    assert "--repair" in invoke("verify", bad.name, "--force", code=2).stderr
+    assert "want a log" in invoke("verify", "chat.safetensors", "--repair", "x.kvlog", code=2).stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -212,6 +231,9 @@ def test_verify_says_what_is_wrong(here):
         ("diff", "chat.safetensors", "chat.safetensors"),
         ("verify", "chat.safetensors"),
         ("diff", REAL, REAL),
+        ("fork", "cache.kvlog", "chat", "new"),
+        ("drop", "cache.kvlog", "chat"),
+        ("compact", "cache.kvlog"),
     ],
 )
 def test_json_is_one_object_and_nothing_else(here, arguments):
@@ -223,6 +245,42 @@ def test_json_is_one_object_and_nothing_else(here, arguments):
         raise AssertionError(name)
 
     assert isinstance(json.loads(result.stdout, parse_constant=refuse), dict)
+
+
+def test_sequences_are_forked_dropped_and_compacted(here):
+    assert "256 tokens of chat" in invoke("fork", "cache.kvlog", "chat", "new", "--keep", 256).stdout
+    with kv.open("cache.kvlog") as store:
+        wanted = store.sequence("new").read(0)
+    assert "tokens 0 to 63 evicted" in invoke("drop", "cache.kvlog", "new", "--tokens", ":64").stdout
+    assert "cut to 200 tokens" in invoke("drop", "cache.kvlog", "new", "--keep", 200).stdout
+    assert "sequence chat, dropped" in invoke("drop", "cache.kvlog", "chat").stdout
+    assert "blocks erased" in invoke("compact", "cache.kvlog").stdout
+    with kv.open("cache.kvlog") as store:
+        assert store.sequences() == ["new"]
+        for got, own in zip(store.sequence("new").read(0), wanted, strict=True):
+            assert np.array_equal(got.view(np.uint16), own[64:200].view(np.uint16))
+    assert "clean" in invoke("verify", "cache.kvlog").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("drop", "cache.kvlog", "none"), "holds no sequence 'none'"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5"), "want FIRST:END"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5:2"), "to be evicted"),
+        (("drop", "cache.kvlog", "chat", "--tokens", "5:9", "--keep", "3"), "exclude each other"),
+        (("drop", "cache.kvlog", "chat", "--keep", "9999999"), "tokens to be left"),
+        (("fork", "cache.kvlog", "chat", "chat"), "already"),
+        (("fork", "cache.kvlog", "none", "b"), "holds no sequence 'none'"),
+        (("fork", "cache.kvlog", "chat", "b", "--keep", "9999999"), "a fork at token"),
+    ],
+)
+def test_what_cannot_be_forgotten_leaves_the_log_as_it_is(here, arguments, why):
+    before = Path("cache.kvlog").read_bytes()
+    assert why in invoke(*arguments, code=2).stderr
+    with kv.open("cache.kvlog") as store:
+        assert store.sequences() == ["chat"]
+    assert Path("cache.kvlog").read_bytes()[: len(before)] == before
 
 
 def test_json_of_an_empty_log_has_no_nan(here):
@@ -284,7 +342,9 @@ def test_the_readme_shows_what_the_commands_print(tmp_path, monkeypatch):
         README.write_text(text)
     assert printed == shown
     lines = [line for block in shown for line in block.splitlines()]
-    assert set(COMMANDS) - {"bench", "train", "drift"} == {line.split()[2] for line in lines if line[0:1] == "$"}
+    assert set(COMMANDS) - {"bench", "train", "drift", "drop", "fork", "compact"} == {
+        line.split()[2] for line in lines if line[0:1] == "$"
+    }
 
 
 def test_the_readme_examples_work(tmp_path, monkeypatch):
@@ -297,3 +357,52 @@ def test_the_readme_examples_work(tmp_path, monkeypatch):
     assert names_of_example["y"].shape == (32, 128)
     assert len(text.splitlines()) < 185
     assert "install kvcodec" not in text.replace("kvcodec-flash", "")
+
+
+def test_wear_of_a_log(here):
+    found = json.loads(invoke("wear", "cache.kvlog", "--json", "--capacity", "1TB").stdout)
+    with kv.open("cache.kvlog") as store:
+        stats = store.stats()
+    own, life = found["amplification"], found["life"]
+    assert own["programmed_bytes"] == stats.programmed_bytes
+    assert own["total"] == pytest.approx(stats.write_amplification)
+    assert own["total"] == pytest.approx(own["format"] * own["padding"] * own["cleaning"])
+    assert life["programmed_bytes_per_token"] == stats.programmed_bytes / stats.sequences[0].tokens
+    assert life["tbw_bytes"] == pytest.approx(1e12 * 3000 / own["total"])
+    assert life["tokens_until_death"] == pytest.approx(1e12 * 3000 / life["programmed_bytes_per_token"])
+    worn = json.loads(invoke("wear", "cache.kvlog", "--json", "--device", "qlc", "--tokens-per-second", 100).stdout)
+    assert worn["life"]["years_of_life"] == pytest.approx(life["years_of_life"] / 6)
+    text = invoke("wear", "cache.kvlog").stdout
+    assert "years of life" in text
+    assert "estimated" in text
+
+
+def test_wear_before_there_is_a_log():
+    wanted = ["wear", "--model", "32x8x128", "--tokens", 1024]
+    raw, coded = (
+        json.loads(invoke(*wanted, "--k", k, "--v", v, "--residual", 0, "--json").stdout)
+        for k, v in (("raw", "raw"), ("int4/channel/g64", "int4/token/g64"))
+    )
+    assert raw["life"]["programmed_bytes_per_token"] >= 131_072
+    assert coded["amplification"]["total"] <= 1.05
+    assert 3.2 < coded["life"]["years_of_life"] / raw["life"]["years_of_life"] < 3.6
+    small = ["wear", "--model", "1x2x64", "--device", "page=2048,unit=512,block=16384", "--blocks", 32]
+    text = invoke(*small, "--tokens", 256, "--drop", "oldest", "--fill", 0.7, "--residual", 0).stdout
+    assert "steady since" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "a log or of a --model"), (("cache.kvlog", "--model", "1x1x64"), "a log or of a --model"),
+        (("--model", "32x8"), "layers x KV heads"), (("--model", "0x1x64"), "layers x KV heads"),
+        (("--model", "1x1x64", "--k", "pq"), "budget"), (("--model", "1x1x64", "--durability", "no"), "durability"),
+        (("--model", "1x1x64", "--capacity", "much"), "capacity 'much'"),
+        (("--model", "1x1x64", "--drop", "best"), "oldest or random"), (("none.kvlog",), "No such file"),
+    ],
+)  # fmt: skip
+def test_wear_that_cannot_be_told_is_one_line(arguments, why, capsys):
+    assert run(["wear", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1

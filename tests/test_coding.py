@@ -70,6 +70,11 @@ def test_a_spec_file_says_it_by_layer(tmp_path):
         ("[[layer]]\nlayers = '7'", "layer 7"),
         ("[[layer]]\nlayers = '0'\nlayer = 1", "unknown"),
         ("k = ", "spec.toml"),
+        ("k = " + "[" * 20_000, "recursion"),
+        ("k = " + "9" * 5000, "4300 digits"),
+        ("k = 0x" + "f" * 5000, "4300 digits"),
+        ("layer = [{ layers = 0x" + "f" * 5000 + " }]", "4300 digits"),
+        ("residual = 0xffffffffffffffffff", "whole number"),
     ],
 )
 def test_a_spec_file_that_is_wrong_says_where(tmp_path, text, why):

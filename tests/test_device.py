@@ -23,7 +23,7 @@ from kvcodec.flash import image as image_module
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import PRESETS, Geometry
 from kvcodec.flash.image import Image
-from kvcodec.layout import NO_FRAME
+from kvcodec.layout import NO_FRAME, Lane
 from tests.caches import GEOMETRIES, TINY
 from tests.children import Child
 
@@ -43,7 +43,7 @@ def unit(device, fill):
 
 def test_what_was_programmed_is_read_back_and_the_rest_is_ff(tmp_path, geometry):
     with_header = new_device(tmp_path / "d", geometry)
-    block = with_header.allocate(1)
+    block = with_header.allocate()
     with_header.program(block.number, 1, unit(with_header, 7) + unit(with_header, 8), [3, NO_FRAME])
     with_header.sync()
     for device in (with_header, Device.open(tmp_path / "d")):
@@ -59,7 +59,7 @@ def test_what_was_programmed_is_read_back_and_the_rest_is_ff(tmp_path, geometry)
 
 def test_a_unit_is_programmed_once_and_in_ascending_order(tmp_path, geometry):
     device = new_device(tmp_path / "d", geometry)
-    block = device.allocate(1).number
+    block = device.allocate().number
     one = unit(device, 1)
     for at in (0, 2, geometry.units_per_block):
         with pytest.raises(NotErased):
@@ -75,7 +75,7 @@ def test_a_unit_is_programmed_once_and_in_ascending_order(tmp_path, geometry):
 
 def test_a_unit_that_a_crash_left_half_programmed_is_refused(tmp_path):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
     device.image.write(device.file_offset(block, TINY.unit_bytes), b"x")
     with pytest.raises(NotErased, match="already programmed"):
         device.program(block, 1, unit(device, 1), [NO_FRAME])
@@ -84,7 +84,7 @@ def test_a_unit_that_a_crash_left_half_programmed_is_refused(tmp_path):
 
 def test_units_beyond_the_block_are_refused(tmp_path):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
     rest = TINY.units_per_block - 1
     device.program(block, 1, unit(device, 1) * (rest - 1), [NO_FRAME] * (rest - 1))
     with pytest.raises(NotErased, match="beyond"):
@@ -94,13 +94,13 @@ def test_units_beyond_the_block_are_refused(tmp_path):
 
 def test_an_erased_block_reads_ff_is_counted_and_can_be_programmed_again(tmp_path, geometry):
     device = new_device(tmp_path / "d", geometry, blocks=2)
-    first = device.allocate(1)
+    first = device.allocate()
     device.program(first.number, 1, unit(device, 5), [NO_FRAME])
     device.erase(first.number)
     assert (device.read(first.number, 0, 2) == 0xFF).all()
     assert device.block(first.number) is None
-    assert device.allocate(2).number == 1  # the one that was never erased comes first
-    again = device.allocate(3)
+    assert device.allocate().number == 1  # the one that was never erased comes first
+    again = device.allocate()
     assert (again.number, again.erase_count) == (0, 1)
     assert device.block(0) == again
     device.close()
@@ -109,7 +109,7 @@ def test_an_erased_block_reads_ff_is_counted_and_can_be_programmed_again(tmp_pat
 def test_erase_gives_the_disk_blocks_back(tmp_path):
     geometry = GEOMETRIES["slc"]
     device = new_device(tmp_path / "d", geometry)
-    block = device.allocate(1).number
+    block = device.allocate().number
     n = geometry.units_per_block - 1
     device.program(block, 1, unit(device, 1) * n, [NO_FRAME] * n)
     device.sync()
@@ -122,20 +122,21 @@ def test_erase_gives_the_disk_blocks_back(tmp_path):
 
 def test_a_full_device_is_an_error_and_nothing_is_written(tmp_path):
     device = new_device(tmp_path / "d", blocks=2)
-    device.allocate(1)
-    device.allocate(2)
+    device.allocate()
+    device.allocate()
     before = (tmp_path / "d").read_bytes()
     with pytest.raises(NoSpace, match="1 erased blocks wanted, 0 left"):
-        device.allocate(3)
+        device.allocate()
     assert (tmp_path / "d").read_bytes() == before
     device.close()
 
 
 def test_the_header_says_what_was_written_before(tmp_path, geometry):
     device = new_device(tmp_path / "d", geometry)
-    device.allocate(1)
-    device.counters.framed, device.counters.host = 500, 400
-    second = device.allocate(9)
+    device.allocate()
+    own = device.counters[Lane.FRESH]
+    own.framed, own.host, device.generation = 500, 400, 8
+    second = device.allocate()
     device.close()
     with_header = Device.open(tmp_path / "d")
     block = with_header.block(second.number)
@@ -148,7 +149,7 @@ def test_the_header_says_what_was_written_before(tmp_path, geometry):
 @pytest.mark.parametrize("place", ["data", "crc", "first_frame", "generation"])
 def test_a_flipped_bit_in_a_unit_or_its_slot_is_found(tmp_path, place):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
     device.program(block, 1, unit(device, 7), [0])
     offset = {"crc": 0, "first_frame": 4, "generation": 8}
     at = device.file_offset(block, 64) if place == "data" else device._spare_offset(block, 1) + offset[place]
@@ -161,7 +162,7 @@ def test_a_flipped_bit_in_a_unit_or_its_slot_is_found(tmp_path, place):
 
 def test_a_unit_at_another_place_is_found(tmp_path):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
     device.program(block, 1, unit(device, 7), [0])
     device.image.write(device.file_offset(block, 128), unit(device, 7))
     device.image.write(device._spare_offset(block, 2), device.slots(block)[1].tobytes())
@@ -172,7 +173,8 @@ def test_a_unit_at_another_place_is_found(tmp_path):
 
 def test_a_block_with_a_damaged_header_is_known_by_its_other_units(tmp_path):
     device = new_device(tmp_path / "d")
-    block = device.allocate(5).number
+    device.generation = 4
+    block = device.allocate().number
     device.program(block, 1, unit(device, 7), [0])
     device.image.write(device.file_offset(block), b"\x01")
     known = device.block(block)
@@ -185,7 +187,7 @@ def test_a_block_with_a_damaged_header_is_known_by_its_other_units(tmp_path):
 
 def test_a_failed_write_is_final(tmp_path, monkeypatch):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
 
     def fail(*_):
         raise OSError(errno.EIO, "broken")
@@ -201,7 +203,7 @@ def test_a_failed_write_is_final(tmp_path, monkeypatch):
 
 def test_a_failed_sync_is_final(tmp_path, monkeypatch):
     device = new_device(tmp_path / "d")
-    block = device.allocate(1).number
+    block = device.allocate().number
 
     def fail(_):
         raise OSError(errno.EIO, "broken")
@@ -226,7 +228,7 @@ def test_short_and_interrupted_writes_go_on(tmp_path, monkeypatch):
         return real(fd, bytes(data)[:5], offset)
 
     monkeypatch.setattr(image_module.os, "pwrite", stutter)
-    block = device.allocate(1).number
+    block = device.allocate().number
     device.program(block, 1, bytes(range(64)), [0])
     assert device.read(block, 1).tolist() == list(range(64))
     device.close()
@@ -244,7 +246,7 @@ def test_a_disk_that_is_full_is_found_before_a_write(tmp_path, monkeypatch, code
 
     monkeypatch.setattr(image_module, "_fallocate", fail)
     with pytest.raises(error):
-        device.allocate(1)
+        device.allocate()
     assert (tmp_path / "d").read_bytes() == before
     device.close()
 
@@ -255,11 +257,11 @@ def test_a_file_system_without_reservations_or_holes_will_do(tmp_path, monkeypat
 
     monkeypatch.setattr(image_module, "_fallocate", fail)
     device = new_device(tmp_path / "d", blocks=1)
-    block = device.allocate(1).number
+    block = device.allocate().number
     device.program(block, 1, unit(device, 1), [0])
     device.erase(block)
     assert (device.read(block, 0, 2) == 0xFF).all()
-    device.allocate(2)
+    device.allocate()
     device.close()
 
 
@@ -317,7 +319,7 @@ def test_use_after_fork_is_refused(tmp_path):
 
 def test_a_file_that_shrinks_is_refused(tmp_path):
     device = new_device(tmp_path / "d")
-    device.allocate(1)
+    device.allocate()
     reader = Device.open(tmp_path / "d")
     assert reader.block(0) is not None
     os.truncate(tmp_path / "d", 100)
@@ -387,5 +389,5 @@ def test_reading_touches_only_what_the_file_has(tmp_path):
     assert device.block(0) is None
     assert not device.programmed(0).any()
     assert np.array_equal(device.read(3, 0, 2), np.full(128, 0xFF))
-    assert device.generation(2, 5) == 0
+    assert device.generation_of(2, 5) == 0
     device.close()

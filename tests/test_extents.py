@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcodec.store.extents import Coded, ExtentMap
+from kvcodec.log.located import NOWHERE
+from kvcodec.store.extents import Coded, ExtentMap, Part
 
 TOKENS = 40
 spans = st.tuples(st.integers(0, TOKENS - 1), st.integers(1, 12))
@@ -35,7 +36,7 @@ def test_the_highest_lsn_wins_for_each_token(steps):
             want = [0 if t >= first and owner <= lsn else owner for t, owner in enumerate(want)]
         elif lsn not in used:
             used.add(lsn)
-            extents.insert(Coded(lsn, False, first, count, ()))
+            extents.insert(Coded(lsn, None, first, count, (Part(NOWHERE, 0, 1, 0),)))
             for t in range(first, first + count):
                 want[t] = max(want[t], lsn)
         assert owners(extents) == want

@@ -34,7 +34,7 @@ DOCUMENTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FORM
 STRUCTS = {name: value for name, value in vars(layout).items() if isinstance(value, np.dtype)}
 ENUMS = [
     "FrameType", "Kind", "StreamId", "CodecId", "Axis", "GroupFlag", "Transform", "DtypeId", "RopeLayout", "KvdictFlag",
-    "CodebookForm",
+    "CodebookForm", "Lane", "DropScope", "RetireCause",
 ]  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def test_spare_slot_example(device):
     unit = device.data(0, 64, 64).tobytes()
     place = bytes(range(16)) + (1).to_bytes(8, "little")
     assert slot["crc"] == crc32c(slot.tobytes()[4:], crc32c(unit, crc32c(place)))
-    assert (slot["first_frame"], slot["flags"], slot["generation"]) == (0, 0, 1)
+    assert (slot["first_frame"], slot["lane"], slot["generation"]) == (0, 0, 1)
     device.check_unit(0, 1)
 
 
@@ -376,14 +376,16 @@ def test_model_and_sequence_examples():
 def test_sidecar_example(device):
     path = GOLDEN / "worked-example.kvlog"
     head = struct_of("sidecar", layout.SIDECAR)
-    entry = struct_of("sidecar", layout.SIDECAR_ENTRY, layout.SIDECAR.itemsize)
+    lane = struct_of("sidecar", layout.SIDECAR_LANE, layout.SIDECAR.itemsize)
+    lanes = head["lanes"] * layout.SIDECAR_LANE.itemsize
+    entry = struct_of("sidecar", layout.SIDECAR_ENTRY, layout.SIDECAR.itemsize + int(lanes))
     walked, resumed = Log(device), Log(device)
     records = walked.poll()
     assert head["records"] == len(records)
     assert (int(entry["generation"]), int(entry["block"]), int(entry["offset"])) == records[0].place
     located = load_sidecar(path, resumed, resume=True)
     assert [(r.place, r.header.tobytes()) for r in located] == [(r.place, r.header.tobytes()) for r in records]
-    assert resumed.cursor.number == walked.cursor.number == head["number"] == head["durable"]
+    assert resumed.cursor.number == walked.cursor.number == lane["number"] == lane["durable"]
     assert resumed.poll() == []
 
 
@@ -392,7 +394,8 @@ def test_the_worked_example_has_all_kinds(device):
     records = log.poll()
     index = LogIndex(log)
     index.enter(records)
-    assert {int(r.header["kind"]) for r in records} == set(Kind) - {Kind.DICTIONARY, Kind.ROWS, Kind.CODEBOOK}
+    rare = {Kind.DICTIONARY, Kind.ROWS, Kind.CODEBOOK, Kind.FREED, Kind.RETIRED}
+    assert {int(r.header["kind"]) for r in records} == set(Kind) - rare
 
 
 # -- documents -----------------------------------------------------------------------------------------------------

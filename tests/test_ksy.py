@@ -26,7 +26,7 @@ from kvcodec.codecs.pursuit import empty_codes
 from kvcodec.codecs.rows import GroupedRows
 from kvcodec.codecs.sparse import SparseRows
 from kvcodec.flash.device import Device
-from kvcodec.layout import Axis, CodecId, Kind, StreamId
+from kvcodec.layout import Axis, CodecId, Kind, Lane, StreamId
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.spec import GROUPED_CODECS, CodecSpec
 from tests.ksy_rows import coded_rows, decode_row, decode_vectors, dictionaries, read_all, records, rows_over
@@ -39,6 +39,7 @@ from tests.ksy_trees import (
     parse_log,
     parse_vector,
     read_log,
+    records_in_order,
     view_struct,
     walk,
 )
@@ -53,6 +54,7 @@ GOOD = [entry for entry in INDEX if "error" not in entry]
 EXAMPLE = GOLDEN / "worked-example.kvlog"
 SPARSE = GOLDEN / "dictionary-sets.kvlog"
 BOUNDED = GOLDEN / "dictionary-max.kvlog"
+CLEANED = GOLDEN / "cleaned.kvlog"
 GROWN = GOLDEN / "dictionary-grown.kvlog"
 PRODUCT = GOLDEN / "product-rows.kvlog"
 TRELLIS = GOLDEN / "trellis.kvlog"
@@ -131,11 +133,8 @@ def test_golden_logs_hold_what_the_description_describes(parser):
             if kind == parser.RecordKind.step:
                 rows.add((int(own.codec), own.is_symmetric))
     both, grouped = (False, True), set(GROUPED_CODECS)
-    assert kinds >= set(layout.HEADERS) - {
-        Kind.MODEL,
-        Kind.DICTIONARY,
-        Kind.CODEBOOK,
-    }  # of no sequence: `records` leaves them out
+    apart = {Kind.MODEL, Kind.DICTIONARY, Kind.CODEBOOK, Kind.RETIRED}  # of no sequence: `records` leaves them out
+    assert kinds >= set(layout.HEADERS) - apart
     assert {(CodecId.RAW, lane, Axis.NONE, False) for lane in both} <= groups
     assert {(c, lane, a) for c in grouped for lane in both for a in (1, 2)} <= {g[:3] for g in groups}
     assert {(c, lane, s) for c in grouped for lane in both for s in both} <= {(g[0], g[1], g[3]) for g in groups}
@@ -150,7 +149,7 @@ def test_golden_logs_hold_what_the_description_describes_of_dictionaries(parser)
     for name in {entry["name"] for entry in GOOD if entry["name"].startswith("dictionary")}:
         log = parser.from_bytes((GOLDEN / name).read_bytes())
         means |= {(bool(own.mean.any()), len(own.steps) > 0) for own in dictionaries(parser, log).values()}
-        for record in (place.record for _, frame in walk(log) for place in frame.records.places):
+        for record in records_in_order(log):
             own, kind = record.header.fields, record.header.kind
             if kind == parser.RecordKind.dictionary:
                 firsts.add((own.first_atom > 0, own.uses > 1))
@@ -287,13 +286,14 @@ BODY_SHAPE = {
 STRUCTS = [
     "superblock-0", "superblock-1", "spare-slot", "block-header", "frame-header", "frame-trailer", "model",
     "model-layer", "sequence", "policy", "group-int4-k", "group-int4-v", "group-raw-k", "step", "drop", "sidecar",
-    "sidecar-entry", "sparse-dictionary", "sparse-dictionary-use", "sparse-policy", "sparse-group-dictionary-k",
+    "sidecar-fresh", "sidecar-kept", "sidecar-entry", "cleaned-sequence", "cleaned-drop", "cleaned-freed",
+    "cleaned-freed-run", "sparse-dictionary", "sparse-dictionary-use", "sparse-policy", "sparse-group-dictionary-k",
     "sparse-rows", "product-codebook", "product-rows", "trellis-codebook", "trellis-rows",
 ]  # fmt: skip
 KNOWN = dict.fromkeys(  # known up to there
     ("sparse-policy", "sparse-group-dictionary-k", "product-rows", "trellis-rows"), "basis_hash"
 )
-SMALL = frozenset({Kind.MODEL, Kind.SEQUENCE, Kind.DICTIONARY})  # bodies that hold structs
+SMALL = frozenset({Kind.MODEL, Kind.SEQUENCE, Kind.DICTIONARY, Kind.FREED})  # bodies that hold structs
 
 
 @functools.cache
@@ -310,13 +310,18 @@ def example_structs():
     """name: (log, dtype, offset, path in the tree, fields whose change is seen elsewhere) of structs of three logs."""
     first_block = layout.SUPERBLOCKS * layout.SUPERBLOCK_BYTES
     base = first_block + layout.FILE_ALIGNMENT
+    lanes = [layout.SIDECAR.itemsize + n * layout.SIDECAR_LANE.itemsize for n in range(len(Lane) + 1)]
     out = {
         "superblock-0": (layout.SUPERBLOCK, 0, ".superblocks.0", {"unit_bytes", "block_bytes"}),
         "superblock-1": (layout.SUPERBLOCK, layout.SUPERBLOCK_BYTES, ".superblocks.1", set()),
         "spare-slot": (layout.SPARE_SLOT, first_block + layout.SPARE_BYTES, ".blocks.0.slots.1", set()),
         "block-header": (layout.BLOCK_HEADER, base, ".blocks.0.header", set()),
         "sidecar": (layout.SIDECAR, 0, ".sidecar.header", {"records"}),
-        "sidecar-entry": (layout.SIDECAR_ENTRY, layout.SIDECAR.itemsize, ".sidecar.entries.0", set()),
+        **{
+            f"sidecar-{lane.name.lower()}": (layout.SIDECAR_LANE, lanes[lane], f".sidecar.lanes.{lane}", set())
+            for lane in Lane
+        },
+        "sidecar-entry": (layout.SIDECAR_ENTRY, lanes[-1], ".sidecar.entries.0", set()),
         **frame_structs(example_tree(EXAMPLE), base),
     }
     out = {name: (EXAMPLE, *struct) for name, struct in out.items()}
@@ -324,14 +329,17 @@ def example_structs():
     for prefix, log in prefixes.items():
         own = frame_structs(example_tree(log), base)
         out |= {f"{prefix}-{name}": (log, *struct) for name, struct in own.items()}
+    for block in range(len(example_tree(CLEANED)["blocks"])):  # each of 4096 bytes, behind as many of its spare area
+        own = frame_structs(example_tree(CLEANED), base + block * 2 * layout.FILE_ALIGNMENT, block)
+        out |= {f"cleaned-{name}": (CLEANED, *struct) for name, struct in own.items()}
     return out
 
 
-def frame_structs(tree, base):
-    """Those of the frames in block 0, whose data begin at `base`, behind 128 slots."""
+def frame_structs(tree, base, block=0):
+    """Those of the frames in a block, whose data begin at `base`."""
     out, chain = {}, {"magic", "length", "number", "previous"}
     for i, frame in enumerate(tree["frames"]):
-        if frame["block"]:
+        if frame["block"] != block:
             continue
         at, end = base + frame["offset"], base + frame["offset"] + frame["header"]["length"]
         out["frame-header"] = layout.FRAME_HEADER, at, f".frames.{i}.header", chain
@@ -350,6 +358,8 @@ def frame_structs(tree, base):
                 out["policy"] = layout.POLICY, body, f"{path}.body.policies.0", set()
             if kind == Kind.DICTIONARY:
                 out["dictionary-use"] = layout.DICTIONARY_USE, body, f"{path}.body.uses.0", set()
+            if kind == Kind.FREED:
+                out["freed-run"] = layout.FREED_RUN, body, f"{path}.body.runs.0", set()
     return out
 
 
@@ -538,6 +548,9 @@ def test_kinds_of_rows_are_those_of_the_code(parser):
         (layout.CodecId, "CodecId"),
         (layout.CodebookForm, "CodebookForm"),
         (layout.Axis, "Axis"),
+        (layout.Lane, "Lane"),
+        (layout.DropScope, "DropScope"),
+        (layout.RetireCause, "RetireCause"),
         (layout.Transform, "Transform"),
         (layout.DtypeId, "DtypeId"),
         (layout.RopeLayout, "RopeLayout"),

@@ -20,7 +20,7 @@ from kvcodec.codecs.sizes import head_sections, step_row_bytes
 from kvcodec.errors import KvcodecError
 from kvcodec.flash.device import Device
 from kvcodec.layout import GROUP_HEADER, SIDECAR_ENTRY, STEP_HEADER, Kind, StreamId
-from kvcodec.log import reader as reader_module
+from kvcodec.log import walk as walk_module
 from kvcodec.log.frame import new_record
 from kvcodec.log.located import PLACE, RecordTable, join_records
 from kvcodec.log.reader import Log
@@ -51,7 +51,7 @@ def walk(path, recovery, read):
             found = [(one.place, one.header.tobytes()) for one in read(log)]
         except KvcodecError as error:
             found = type(error), str(error)
-        return found, log.cursor, log.report, log.totals, log.lsn, log.stopped
+        return found, log.cursor, log.report, log.totals, log.lsn, log.fresh.stopped
     finally:
         device.close()
 
@@ -59,7 +59,7 @@ def walk(path, recovery, read):
 def assert_walks_agree(path, recovery):
     careful = walk(path, recovery, Log.poll)
     for few in (1, 3):
-        with mock.patch.object(reader_module, "_FEW", few):
+        with mock.patch.object(walk_module, "_FEW", few):
             assert walk(path, recovery, Log.poll_table) == careful
 
 

@@ -214,6 +214,7 @@ NAN = np.float32(np.nan)
         (put(AT["gains"], 1), CorruptRecord, "ascend"),
         (put(AT["gains"] + 100, 0), CorruptRecord, "ascend"),
         (put(AT["gains"] + 510, 0x7F80), CorruptRecord, "ascend"),
+        (put(AT["gains"] + 508, 0x7F807F80, "<u4"), CorruptRecord, "ascend"),
         (put(AT["gains"] + 510, 0x7F7F), CorruptRecord, "too large"),
         (put(AT["shapes"], 0), CorruptRecord, "positive"),
         (put(AT["shapes"], 0x7FC0), CorruptRecord, "positive"),

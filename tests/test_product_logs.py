@@ -203,7 +203,7 @@ def codebook_places(path):
         sets = store.index.dictionaries
         return [
             (store.device.file_offset(one.place.block, one.place.offset), one.header.copy())
-            for one in sets._records()
+            for one in sets.records()
             if int(one.header["kind"]) == Kind.CODEBOOK
         ]
 

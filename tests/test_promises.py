@@ -27,7 +27,7 @@ from kvcodec.log import writer as writer_module
 from kvcodec.log.frame import FrameId, build_frame
 from kvcodec.log.reader import Place
 from kvcodec.store.extents import Coded, Part
-from kvcodec.store.index import SequenceIndex
+from kvcodec.store.sequence_index import SequenceIndex
 from tests.caches import TINY, rows, same, tiny_model
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_group, forged_step
@@ -87,11 +87,11 @@ def torn(path, more=256, capacity=1 << 40):
     store = new(path, capacity=capacity)
     put(store, 0, 64)
     store.sync()
-    w = store._writer
+    w = store._writers.fresh
     block, unit = w._block.number, w._unit_start // 64
     for t in range(64, more, 64):
         put(store, t, t + 64)
-    generation = w._generation
+    generation = store.device.generation
     store.abandon()
     store.device.image = image_module.Image.open(path, writable=False)
     zero_slot(path, store.device, block, unit + 1)
@@ -105,7 +105,7 @@ def torn_in_one_block(path):
     store = new(path, device=big)
     put(store, 0, 64)
     store.sync()
-    unit = store._writer._unit_start // 64
+    unit = store._writers.fresh._unit_start // 64
     put(store, 64, 128)
     put(store, 128, 192)
     put(store, 192, 256)
@@ -147,10 +147,10 @@ def test_taking_up_erases_and_syncs_before_it_writes(tmp_path, calls):
     generation = torn(tmp_path / "c")
     calls.clear()
     with kv.open(tmp_path / "c", "a") as store:
-        assert set(names(calls)[:-1]) == {"punch"}
-        assert names(calls)[-1] == "fdatasync"
+        assert set(names(calls)[1:-1]) == {"punch"}
+        assert names(calls)[0] == names(calls)[-1] == "fdatasync"
         put(store, 64, 256, salt=1)
-        assert store._writer._block.generation > generation
+        assert store._writers.fresh._block.generation > generation
     with kv.open(tmp_path / "c") as store:
         assert same(store.sequence("a").read(0)[0][64:], rows(0, "k", range(64, 256), salt=1))
 
@@ -163,12 +163,12 @@ def test_much_appended_is_settled(tmp_path, calls, monkeypatch):
     for t in range(0, 640, 64):
         put(store, t, t + 64)
     assert "fdatasync" in names(calls)
-    assert store._writer.durable > 3
+    assert store._writers.fresh.durable > 3
     store.abandon()
 
 
 def test_blocks_are_read_by_generation_not_by_number(tmp_path):
-    torn(tmp_path / "c", capacity=5 * 8192, more=128)  # block 1 is erased by the next writer, and used last
+    torn(tmp_path / "c", capacity=9 * 8192, more=128)  # block 1 is erased by the next writer, and used last
     with kv.open(tmp_path / "c", "a") as store:
         t = 64
         while True:
@@ -190,7 +190,7 @@ def test_an_abandoned_history_stays_dead_in_skip_damaged(tmp_path):
     path = tmp_path / "c"
     torn_in_one_block(path)
     with kv.open(path, "a") as store:
-        at = store._writer._unit_start
+        at = store._writers.fresh._unit_start
         put(store, 64, 128, salt=1)
         store.sync()
         put(store, 128, 192, salt=1)
@@ -286,13 +286,13 @@ def test_stale_blocks_of_a_torn_first_frame_are_erased(tmp_path):
     store = new(path)
     put(store, 0, 64)
     store.sync()
-    while store._writer._block.number == 0:
+    while store._writers.fresh._block.number == 0:
         put(store, len(store.sequence("a")), len(store.sequence("a")) + 64)
     store.sync()
-    blk = store._writer._block.number
-    while store._writer._block.number == blk:
+    blk = store._writers.fresh._block.number
+    while store._writers.fresh._block.number == blk:
         put(store, len(store.sequence("a")), len(store.sequence("a")) + 64)
-    last = store._writer._block.number
+    last = store._writers.fresh._block.number
     store.abandon()
     store.device.image = image_module.Image.open(path, writable=False)
     zero_slot(path, store.device, last, 2)
@@ -317,12 +317,12 @@ def test_a_gap_of_several_units(tmp_path):
     store = new(path)
     put(store, 0, 16)
     store.sync()
-    w = store._writer
+    w = store._writers.fresh
     block, unit = w._block.number, w._unit_start // 64
     store.sequence("b")
     store.sequence("c")
     store.sequence("d")
-    store._writer._close_unit()
+    store._writers.fresh._close_unit()
     end = w._unit_start // 64
     store.abandon()
     store.device.image = image_module.Image.open(path, writable=False)
@@ -342,7 +342,7 @@ def test_a_session_that_began_at_the_abandoned_number_itself(tmp_path):
     path = tmp_path / "c"
     torn_in_one_block(path)
     store = kv.open(path, "a")
-    at = store._writer._unit_start
+    at = store._writers.fresh._unit_start
     put(store, 64, 128, salt=1)
     store.sync()
     place = store.device.file_offset(0, at + 70)
@@ -398,7 +398,7 @@ def test_a_block_header_of_which_only_the_slot_persisted_is_taken_back(tmp_path)
     store = new(path)
     put(store, 0, 64)
     store.sync()
-    device, number, generation = store.device, store.device.present_blocks(), store._writer._generation + 1
+    device, number, generation = store.device, store.device.present_blocks(), store.device.generation + 1
     slot = np.zeros(1, SPARE_SLOT)
     slot["first_frame"], slot["generation"] = NO_FRAME, generation
     header = encode_header(Block(number, generation, 0, Counters())).ljust(64, b"\0")
@@ -440,7 +440,7 @@ def test_first_slots_that_were_lost_do_not_hide_a_block(tmp_path):
         for t in range(0, 640, 64):
             put(store, t, t + 64)
             store.sync()
-        last = store._writer._block.number
+        last = store._writers.fresh._block.number
         at = store.device._spare_offset(last, 0)
     (tmp_path / "c.idx").unlink()
     raw = bytearray(path.read_bytes())
@@ -532,7 +532,7 @@ def test_skip_damaged_does_not_raise_what_a_lost_drop_had_buried(tmp_path):
     store.sync()
     store.abandon()
     store = kv.open(path, "a")
-    start = store._writer._unit_start, store._writer._block.number
+    start = store._writers.fresh._unit_start, store._writers.fresh._block.number
     put(store, 64, 128, salt=1, layer=1)
     put(store, 64, 128, salt=1, layer=0)
     store.sync()

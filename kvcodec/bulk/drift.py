@@ -25,10 +25,10 @@ from kvcodec.dumps import open_dump
 from kvcodec.errors import SpecError
 from kvcodec.layout import CHANNEL_LANE_TOKENS, CodecId, DtypeId, StreamId
 from kvcodec.spec import CodecSpec
-from kvcodec.store.index import SequenceIndex
 from kvcodec.store.model import Model, Stream
 from kvcodec.store.opening import load_dictionary, open_store
 from kvcodec.store.rows import take_rows
+from kvcodec.store.sequence_index import SequenceIndex
 from kvcodec.store.store import Store
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A new log is made as `.NAME.encoding` beside its place and gets its name once it is whole.
+"""A new log is made as `.NAME.encoding`, or another word, beside its place and gets its name once it is whole.
 
 A kill leaves nothing under the final name but what was there before. The half-made log it leaves is continued by a
 job that resumes, and replaced by one that does not; while a process works on it, its lock refuses others. A failure
@@ -23,19 +23,19 @@ from kvcodec.log.sidecar import sidecar_path
 _NAME_BYTES = 200  # of a name that fits in that of the half-made log, its sidecar and their temporary files
 
 
-def making_path(path: Path) -> Path:
-    """Where the half-made log of `path` is."""
+def making_path(path: Path, work: str = "encoding") -> Path:
+    """Where the half-made log of `path` is. work: what makes it."""
     name = path.name
     if len(os.fsencode(name)) > _NAME_BYTES:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
-    return path.with_name(f".{name}.encoding")
+    return path.with_name(f".{name}.{work}")
 
 
 @contextlib.contextmanager
-def new_log(path: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Path]:
+def new_log(path: Path, *, overwrite: bool, resume: bool = False, work: str = "encoding") -> Iterator[Path]:
     """The name to make and close a log under; when the block ends well, it becomes the log at `path`.
 
-    With `resume` there may be a half-made log under it already, else there is nothing.
+    With `resume` there may be a half-made log under it already, else there is nothing. work: as in `making_path`.
     Raises LogExists for an existing file without `overwrite`, before and after; DeviceBusy if another process makes
     the same log; DeviceBusy and BadMagic if what would be replaced has a writer or is no regular file; OSError, naming
     `path`, if it can't be made.
@@ -46,7 +46,7 @@ def new_log(path: Path, *, overwrite: bool, resume: bool = False) -> Iterator[Pa
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(path.parent))
     if path.exists():
         Image.open(path, writable=True).close()  # what can't be replaced is refused before the work, not after
-    making = making_path(path)
+    making = making_path(path, work)
     published = making.exists() and path.exists() and os.path.samefile(making, path)  # a kill within publish
     if published or not resume:
         clear(making)

@@ -25,11 +25,11 @@ from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
 from kvcodec.store.given import CodedKeys, keys_for
 from kvcodec.store.headers import read_spec
-from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Model
 from kvcodec.store.opening import load_dictionary
 from kvcodec.store.reading import read_extent, take_given
 from kvcodec.store.rows import take_rows
+from kvcodec.store.sequence_index import Key, SequenceIndex
 from kvcodec.store.store import Store
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.errors import FormatError, MissingDictionary
 from kvcodec.store.dictionaries import StreamCodecs
 from kvcodec.store.extents import Extent
-from kvcodec.store.given import keys_for
-from kvcodec.store.index import LogIndex, SequenceIndex
+from kvcodec.store.given import CodedKeys, keys_for
+from kvcodec.store.index import LogIndex
 from kvcodec.store.reading import read_extent
+from kvcodec.store.sequence_index import SequenceIndex
 
 
 class LostTokens(NamedTuple):
@@ -27,12 +28,14 @@ class LostTokens(NamedTuple):
 
 
 def find_lost_tokens(
-    whole: LogIndex, index: SequenceIndex, end: int, *, tell: Progress = no_progress
+    whole: LogIndex, index: SequenceIndex, end: int, *, missing: list[str] | None = None, tell: Progress = no_progress
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
     """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
 
-    What a layer's sliding window has left behind is not looked for.
+    What was evicted, and what a layer's sliding window has left behind, is not looked for.
 
+    missing: takes what is to be said of sets that are nowhere; of records over them the checksums then have to do.
+    Without it they raise MissingDictionary.
     tell: called with (tokens read, all of them), in tokens times streams times layers.
     """
     lost: list[LostTokens] = []
@@ -44,14 +47,14 @@ def find_lost_tokens(
         held = position = index.model.layers[layer].held(end)
         for extent in [*extents.covering(held, end), None]:
             first = end if extent is None else extent.first
-            if first > position:
-                lost.append(LostTokens(layer, stream.name, position, first))
+            gaps = _uncovered(position, first, extents.evicted(position, first))
+            lost += (LostTokens(layer, stream.name, *gap) for gap in gaps)
             if extent is None:
                 break
             position = min(extent.end, end)
+            own = extent._replace(first=max(extent.first, held), end=position)
             try:
-                own = extent._replace(first=max(extent.first, held), end=position)
-                read_extent(whole.log, own, codecs, keys, as_float32=False)
+                _read(whole, own, codecs, keys, missing)
             except MissingDictionary:
                 raise
             except FormatError as error:
@@ -59,6 +62,28 @@ def find_lost_tokens(
                 lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))
             tell(n * end + position, len(index.maps) * end)
     return lost, bad
+
+
+def _uncovered(first: int, end: int, covered: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What is left of tokens first … end - 1 without ranges of them, which are disjoint and ascending."""
+    for start, stop in [*covered, (end, end)]:
+        if start > first:
+            yield first, start
+        first = max(first, stop)
+
+
+def _read(
+    whole: LogIndex, extent: Extent, codecs: StreamCodecs, keys: CodedKeys | None, missing: list[str] | None
+) -> None:
+    """Raises FormatError if the tokens of an extent can't be read."""
+    try:
+        read_extent(whole.log, extent, codecs, keys, as_float32=False)
+    except MissingDictionary as error:
+        if missing is None:
+            raise
+        missing.append(str(error))
+        for part in extent.coded.parts:
+            whole.log.load(part.place)
 
 
 def token_ranges(lost: Iterable[LostTokens]) -> list[tuple[int, int]]:

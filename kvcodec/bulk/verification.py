@@ -36,6 +36,11 @@ class SequenceCheck:
     def lost_tokens(self) -> int:
         return sum(end - first for first, end in self.lost_ranges)
 
+    @property
+    def saved_tokens(self) -> int:
+        """Those that every layer and stream can give."""
+        return self.tokens - self.lost_tokens
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +11,22 @@ import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.salvage import find_lost_tokens
+from kvcodec.bulk.shares import Shares
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.dumps.regular_file import open_regular
 from kvcodec.errors import CorruptRecord, FormatError, MissingDictionary
+from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
 from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
 from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
-from kvcodec.store.index import LogIndex, SequenceIndex
+from kvcodec.log.walk import Walk
+from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
-
-_PERIOD = 0.05  # seconds between letting go of the pages that were read
+from kvcodec.store.sequence_index import SequenceIndex
 
 
 def verify_log(
@@ -59,7 +61,7 @@ class _Verification:
     """One run. Phases: superblocks, frames, units, records, dictionaries, tokens."""
 
     def __init__(self, path: Path, device: Device, tell: Progress, dictionary: DictionarySet | None) -> None:
-        self.path, self.device, self._tell = path, device, tell
+        self.path, self.device, self._shares = path, device, Shares(device, tell)
         self.log = Log(device, Recovery.SKIP_DAMAGED)
         load_sidecar(path, self.log, resume=False)
         self.index = LogIndex(self.log)
@@ -72,14 +74,13 @@ class _Verification:
         self.missing: str | None = None
         self.sequences: list[SequenceCheck] = []
         self._sizes: dict[Place, int] = {}
-        self._released = 0.0
 
     def run(self) -> VerifyReport:
         try:
             self._check_superblocks()
             located = self._walk()
-            self._check_units(self._share(0, 300))
-            self._check_records(located, self._share(300, 600))
+            self._check_units(self._shares.share(0, 300))
+            self._check_records(located, self._shares.share(300, 600))
             self._check_dictionaries()
             self._check_sequences()
         except FormatError as error:  # the file shrank under the reader
@@ -97,15 +98,6 @@ class _Verification:
             str(self.path), verdict, self.error, report.frames, self.records, self.units, tuple(self.gaps),
             report.torn, damage, self.orphans, tuple(self.sequences),
         )  # fmt: skip
-
-    def _share(self, start: int, end: int) -> Progress:
-        def tell(done: int, total: int) -> None:
-            if time.monotonic() > self._released + _PERIOD:
-                self.device.image.release()
-                self._released = time.monotonic()
-            self._tell(start + (end - start) * done // max(1, total), 1000)
-
-        return tell
 
     def _check_superblocks(self) -> None:
         device = self.device
@@ -131,12 +123,21 @@ class _Verification:
         torn, cursor, size = self.log.report.torn, self.log.cursor, self.device.geometry.unit_bytes
         if torn is None:
             return self.gaps
-        durable = max(self.log.known_durable, cursor.durable) >= cursor.number > 0
+        durable = max(self.log.fresh.known_durable, cursor.durable) >= cursor.number > 0
         return [*self.gaps, replace(torn, start=torn.start + -cursor.offset % size) if durable else torn]
+
+    def _freed_blocks(self) -> Iterator[BadRange]:
+        """Blocks that a crash may have left half erased; none where frames are lost that may have been in them."""
+        if self.log.report.damage:
+            return
+        wanted = {block.number for walk in self.log.walks for block in walk.blocks.in_use() if _is_wanted(walk, block)}
+        for number in sorted(set(range(self.device.present_blocks())) - wanted):
+            start = self.device.file_offset(number)
+            yield BadRange(start, start + self.device.geometry.block_bytes, "freed", "gap")
 
     def _check_units(self, tell: Progress) -> None:
         size, blocks = self.device.geometry.unit_bytes, self.device.present_blocks()
-        excused = self._excused()
+        excused = [*self._excused(), *self._freed_blocks()]
         for block in range(blocks):
             for unit in np.flatnonzero(self.device.programmed(block)).tolist():
                 self.units += 1
@@ -176,7 +177,7 @@ class _Verification:
     def _check_sequences(self) -> None:
         indexes = list(self.index.sequences.values())
         for n, index in enumerate(indexes):
-            share = self._share(600 + 400 * n // len(indexes), 600 + 400 * (n + 1) // len(indexes))
+            share = self._shares.share(600 + 400 * n // len(indexes), 600 + 400 * (n + 1) // len(indexes))
             self.sequences.append(self._check_sequence(index, share))
 
     def _check_sequence(self, index: SequenceIndex, tell: Progress) -> SequenceCheck:
@@ -207,6 +208,14 @@ class _Verification:
             self.damage[-1] = replace(last, end=bad.end)
         else:
             self.damage.append(bad)
+
+
+def _is_wanted(walk: Walk, block: Block) -> bool:
+    """Whether a block is the end of its lane, or has frames that the walk accepted and that are not freed."""
+    end, span = walk.cursor.block, walk.spans.get(block.generation)
+    if end is not None and end.generation == block.generation:
+        return True
+    return span is not None and not walk.freed.covers(walk.lane, span.first, span.end)
 
 
 def _overlap(one: BadRange, other: BadRange) -> bool:

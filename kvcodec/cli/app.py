@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from kvcodec._version import __version__
-from kvcodec.cli import bench, decode, diff, drift, encode, info, train, verify
+from kvcodec.cli import bench, compact, decode, diff, drift, drop, encode, fork, info, train, verify, wear
 from kvcodec.cli.failures import print_failure, reported
 from kvcodec.cli.quick import leave_pipe, print_any_name
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _module in (encode, decode, info, verify, diff, train, drift, bench):
+for _module in (encode, decode, info, verify, diff, drop, fork, compact, train, drift, wear, bench):
     app.command(_module.__name__.rpartition(".")[2], epilog=_module.EXAMPLE)(_module.command)
 
 

@@ -88,12 +88,14 @@ def _without_dictionaries(stats: Stats) -> list[tuple[str, int, float]]:
 
 def _print_device(stats: Stats) -> None:
     figures = stats.as_dict()
-    waf, by_format, by_padding = (
+    waf, *factors = (
         number(float("nan") if (x := figures[f"write_amplification{part}"]) is None else x, ".3f")
-        for part in ("", "_format", "_padding")
+        for part in ("", "_format", "_padding", "_cleaning")
     )
+    names = ("format", "padding", *(["cleaning"] if stats.copied_bytes else []))
+    product = " x ".join(f"{name} {factor}" for name, factor in zip(names, factors, strict=False))
     rows = (
-        ("write amplification", f"{waf} = format {by_format} x padding {by_padding}"),
+        ("write amplification", f"{waf} = {product}"),
         ("programmed", f"{size(stats.programmed_bytes)} for {size(stats.host_bytes)} of payload ever written"),
         ("spare bytes, apart", size(stats.spare_bytes)),
         ("erase blocks in use", str(stats.blocks_used)),

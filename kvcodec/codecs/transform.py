@@ -65,7 +65,7 @@ class Transformed(ABC):
         if not (1 <= components <= MAX_COMPONENTS and 1 <= dim <= MAX_DIM):
             raise ShapeError(f"basis {self.basis.shape} of no {name}")
         gains, shapes = self.gain_table, self.shape_table
-        if gains.shape != (256,) or gains[0] != 0 or (np.diff(gains) <= 0).any() or not np.isfinite(gains).all():
+        if gains.shape != (256,) or not np.isfinite(gains).all() or gains[0] != 0 or (np.diff(gains) <= 0).any():
             raise ShapeError("gains: want 256 that ascend from 0")
         if shapes.shape != (16,) or (shapes <= 0).any() or not np.isfinite(shapes).all():
             raise ShapeError("shapes: want 16 positive ones")

@@ -9,7 +9,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import BLOCK_HEADER, BLOCK_MAGIC, COUNTER_LIMIT
+from kvcodec.layout import BLOCK_HEADER, BLOCK_MAGIC, COUNTER_LIMIT, Lane
 
 _COUNTED = {"programmed": "programmed_bytes", "framed": "framed_bytes", "host": "host_bytes"}
 
@@ -22,15 +22,19 @@ class Counters:
     framed: int = 0
     host: int = 0
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(self.programmed + other.programmed, self.framed + other.framed, self.host + other.host)
+
 
 @dataclass(frozen=True)
 class Block:
-    """An erase block in use, as its header says; `before` counts what was written before it was opened."""
+    """An erase block in use, as its header says; `before` counts what its lane had written before it was opened."""
 
     number: int
     generation: int
     erase_count: int
     before: Counters | None
+    lane: Lane = Lane.FRESH
 
 
 def encode_header(block: Block) -> bytes:
@@ -39,6 +43,7 @@ def encode_header(block: Block) -> bytes:
     header = np.zeros((), BLOCK_HEADER)
     header["magic"], header["block"] = BLOCK_MAGIC, block.number
     header["generation"], header["erase_count"] = block.generation, block.erase_count
+    header["lane"] = block.lane
     for name, field in _COUNTED.items():
         header[field] = getattr(block.before, name)
     header["crc"] = crc32c(header.tobytes()[:-4])
@@ -50,9 +55,10 @@ def decode_header(raw: Bytes, at: int) -> Block:
     header = raw.view(BLOCK_HEADER)[0]
     if int(header["crc"]) != crc32c(raw[:-4]) or int(header["magic"]) != BLOCK_MAGIC:
         raise CorruptRecord(at, "block header: magic or checksum")
-    if any(header["reserved"].tobytes()):
+    if any(header["reserved"].tobytes()) or int(header["lane"]) not in list(Lane):
         raise CorruptRecord(at, "block header: a reserved field is set")
     if max(int(header[field]) for field in ("generation", "erase_count", *_COUNTED.values())) >= COUNTER_LIMIT:
         raise CorruptRecord(at, "block header: a count out of range")
     before = Counters(**{name: int(header[field]) for name, field in _COUNTED.items()})
-    return Block(int(header["block"]), int(header["generation"]), int(header["erase_count"]), before)
+    number, generation, erases = (int(header[field]) for field in ("block", "generation", "erase_count"))
+    return Block(number, generation, erases, before, Lane(int(header["lane"])))

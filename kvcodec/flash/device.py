@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import CorruptRecord, DeviceError, NoSpace, NotErased
+from kvcodec.errors import CorruptRecord, DeviceError, EraseFailed, NoSpace, NotErased, WornOut
+from kvcodec.flash.allocation import order_erased
 from kvcodec.flash.block import Block, Counters, decode_header, encode_header
 from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.flash.image import Bytes, Image
 from kvcodec.flash.superblock import Superblock, read_superblock
@@ -29,6 +32,8 @@ from kvcodec.layout import (
     SPARE_SLOT,
     SUPERBLOCK_BYTES,
     SUPERBLOCKS,
+    Lane,
+    RetireCause,
 )
 
 _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
@@ -38,23 +43,34 @@ _UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
 _CRC_BYTES: int = SPARE_SLOT["crc"].itemsize  # the first field of a slot: it covers what follows
 
 
+@dataclass
+class _Open:
+    """A block that is being programmed, and its next unit."""
+
+    block: Block
+    next_unit: int
+
+
 class Device:
     """One device image, open for reading or for writing.
 
-    Attributes: geometry, uuid, blocks (capacity in erase blocks), counters (since the device was made).
+    Attributes: geometry, uuid, blocks (capacity in erase blocks), counters (of each lane, since the device was made).
     """
 
     def __init__(self, image: Image, superblock: Superblock) -> None:
         self.image = image
         self.geometry: Geometry = superblock.geometry
         self.uuid, self.blocks = superblock.uuid, superblock.blocks
-        self.counters = Counters()
+        self.counters = {lane: Counters() for lane in Lane}
         self.erase_counts: dict[int, int] = {}
+        self.generation = 0  # the highest one of any block in use
         self._erased: set[int] = set()
         self._untouched = 0
-        self._open: Block | None = None
-        self._next_unit = 0
+        self._open: dict[Lane, _Open] = {}
         self._failed = False
+        self.most_blocks = self.blocks  # that may be in use
+        self.retired: dict[int, RetireCause] = {}
+        self.faults: Faults | None = None
 
     @classmethod
     def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
@@ -159,10 +175,11 @@ class Device:
         size = self.geometry.unit_bytes
         slot = self.slots(block)[unit]
         data = self.data(block, unit * size, size)
-        if int(slot["flags"]) or self._slot_crc(block, unit, data, slot.tobytes()[_CRC_BYTES:]) != int(slot["crc"]):
+        known = int(slot["lane"]) in list(Lane)
+        if not known or self._slot_crc(block, unit, data, slot.tobytes()[_CRC_BYTES:]) != int(slot["crc"]):
             raise CorruptRecord(self.file_offset(block, unit * size), f"unit {unit} of block {block}: spare checksum")
 
-    def generation(self, block: int, unit: int) -> int:
+    def generation_of(self, block: int, unit: int) -> int:
         """Generation that a unit was programmed under; 0 if it is erased."""
         slots = self.slots(block)
         return int(slots[unit]["generation"]) if unit < len(slots) else 0
@@ -194,7 +211,8 @@ class Device:
             for unit in np.flatnonzero(self.programmed(number))[:_UNITS_ASKED].tolist():
                 with contextlib.suppress(CorruptRecord):
                     self.check_unit(number, unit)
-                    return Block(number, self.generation(number, unit), 0, None)
+                    slot = self.slots(number)[unit]
+                    return Block(number, int(slot["generation"]), 0, None, Lane(int(slot["lane"])))
             raise damage from None
 
     def _header(self, number: int) -> Block | None:
@@ -202,7 +220,8 @@ class Device:
             return None
         self.check_unit(number, 0)
         block = decode_header(self.data(number, 0, BLOCK_HEADER.itemsize), self.file_offset(number))
-        if (block.number, block.generation) != (number, self.generation(number, 0)):
+        slot = self.slots(number)[0]
+        if (block.number, block.generation, block.lane) != (number, int(slot["generation"]), int(slot["lane"])):
             raise CorruptRecord(self.file_offset(number), f"header of block {number} belongs to another place")
         return block
 
@@ -212,38 +231,66 @@ class Device:
 
     # -- programming -------------------------------------------------------------------------------------------
 
-    def resume(self, block: Block | None, next_unit: int, counters: Counters, erase_counts: dict[int, int]) -> None:
-        """Take up writing where a scan of the log found its end: the block in use, and all blocks' erase counts."""
-        self._open, self._next_unit, self.counters = block, next_unit, counters
-        self._untouched = self.present_blocks()
-        self._erased = {b for b in range(self._untouched) if not self.programmed(b).any()}
-        mean = round(sum(erase_counts.values()) / len(erase_counts)) if erase_counts else 0
-        self.erase_counts = erase_counts | dict.fromkeys(self._erased - set(erase_counts), mean)
+    def resume(self, lane: Lane, block: Block | None, next_unit: int, counters: Counters) -> None:
+        """Take up writing where a scan of a lane found its end: the block in use, if there is one."""
+        self._open.pop(lane, None)
+        if block is not None:
+            self._open[lane] = _Open(block, next_unit)
+        self.counters[lane] = counters
 
-    def next_blocks(self, n: int) -> list[int]:
-        """The n erased blocks that will be opened next, least worn first. Raises NoSpace."""
-        fresh = range(self._untouched, min(self._untouched + n, self.blocks))
-        candidates = sorted([*fresh, *self._erased], key=lambda b: (self.erase_counts.get(b, 0), b))
-        if len(candidates) < n:
-            raise NoSpace(errno.ENOSPC, f"{n} erased blocks wanted, {len(candidates)} left", str(self.image.path))
+    def survey(self, in_use: Sequence[Block]) -> None:
+        """Learn, before anything is written, which blocks are in use and which are erased, and how worn all are."""
+        counts = {block.number: block.erase_count for block in in_use if block.before is not None}
+        self.generation = max((block.generation for block in in_use), default=0)
+        self._untouched = self.present_blocks()
+        self._erased = {b for b in range(self._untouched) if b not in self.retired and not self.programmed(b).any()}
+        mean = round(sum(counts.values()) / len(counts)) if counts else 0
+        self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
+
+    def next_blocks(self, n: int, lane: Lane = Lane.FRESH) -> list[int]:
+        """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace."""
+        if not n:
+            return []
+        fresh = list(itertools.islice((b for b in range(self._untouched, self.blocks) if b not in self.retired), n))
+        candidates = order_erased([*fresh, *self._erased], self.erase_counts, lasting=lane == Lane.KEPT)
+        if self.erased_blocks < n:
+            raise self.no_space(n, self.erased_blocks)
         return candidates[:n]
 
-    def allocate(self, generation: int) -> Block:
-        """Open the next erased block for programming: its header takes the first unit.
+    def no_space(self, wanted: int, left: int) -> NoSpace:
+        """The error for erased blocks that are not there: WornOut where blocks had to be retired."""
+        kind = WornOut if self.retired else NoSpace
+        return kind(errno.ENOSPC, f"{wanted} erased blocks wanted, {left} left", str(self.image.path))
 
-        `generation` is above every one used before. Raises NoSpace.
+    @property
+    def erased_blocks(self) -> int:
+        """How many blocks can be opened."""
+        bad = sum(block >= self._untouched for block in self.retired)
+        erased = len(self._erased) + self.blocks - self._untouched - bad
+        return max(0, min(erased, self.most_blocks - (self.blocks - len(self.retired) - erased)))
+
+    def retire(self, block: int, cause: RetireCause) -> None:
+        """Use a block no more."""
+        self.retired[block] = cause
+        self._erased.discard(block)
+
+    def allocate(self, lane: Lane = Lane.FRESH) -> Block:
+        """Open the next erased block for programming in a lane, under a generation above every one used before: its
+        header takes the first unit. Raises NoSpace.
         """
-        number = self.next_blocks(1)[0]
-        block = Block(number, generation, self.erase_counts.get(number, 0), replace(self.counters))
-        self._open, self._next_unit = block, 0
+        number = self.next_blocks(1, lane)[0]
+        before = replace(self.counters[lane])
+        block = Block(number, self.generation + 1, self.erase_counts.get(number, 0), before, lane)
+        self._open[lane] = _Open(block, 0)
         self.program(number, 0, encode_header(block).ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
+        self.generation = block.generation
         self._erased.discard(number)
         self._untouched = max(self._untouched, number + 1)
         self.erase_counts[number] = block.erase_count
         return block
 
     def program(self, block: int, unit: int, data: bytes | Bytes, first_frames: Sequence[int]) -> None:
-        """Program whole units of the open block, in one pass. `first_frames`: per unit, the offset in it of the
+        """Program whole units of an open block, in one pass. `first_frames`: per unit, the offset in it of the
         first frame that starts there, or NO_FRAME.
 
         Raises NotErased for a unit that was programmed or is out of order, NoSpace and DeviceError.
@@ -252,12 +299,13 @@ class Device:
         size, n = self.geometry.unit_bytes, len(first_frames)
         if self._failed:
             raise DeviceError(errno.EIO, "an earlier write failed; open the log again", str(self.image.path))
-        if self._open is None or block != self._open.number or unit != self._next_unit or len(data) != n * size:
+        own = next((one for one in self._open.values() if one.block.number == block), None)
+        if own is None or unit != own.next_unit or len(data) != n * size:
             raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is not the next one to program")
         self._refuse_unless_erased(block, unit, n)
         self.reserve(block, unit * size, (unit + n) * size)
         slots = np.zeros(n, SPARE_SLOT)
-        slots["first_frame"], slots["generation"] = first_frames, self._open.generation
+        slots["first_frame"], slots["generation"], slots["lane"] = first_frames, own.block.generation, own.block.lane
         held, rest = np.frombuffer(data, np.uint8), slots.tobytes()
         slots["crc"] = [
             self._slot_crc(block, unit + i, held[i * size : (i + 1) * size], rest[at + _CRC_BYTES : at + SPARE_BYTES])
@@ -267,13 +315,14 @@ class Device:
         self.image.write(self.file_offset(block, unit * size), held.data)
         self.image.write(self._spare_offset(block, unit), slots.tobytes())
         self._failed = False
-        self._next_unit += n
-        self.counters.programmed += n * size
+        own.next_unit += n
+        self.counters[own.block.lane].programmed += n * size
 
     def reserve(self, block: int, start: int, end: int) -> None:
         """Have the disk hold these bytes of a block, and its spare area, before they are programmed."""
-        self.image.reserve(self._spare_offset(block, 0), self.file_offset(block))
-        self.image.reserve(self.file_offset(block, start), self.file_offset(block, end))
+        limit = self._spare_offset(block + 1, 0)
+        self.image.reserve(self._spare_offset(block, 0), self.file_offset(block), limit)
+        self.image.reserve(self.file_offset(block, start), self.file_offset(block, end), limit)
 
     def _refuse_unless_erased(self, block: int, unit: int, units: int) -> None:
         size = self.geometry.unit_bytes
@@ -286,12 +335,15 @@ class Device:
             raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is already programmed")
 
     def erase(self, block: int) -> None:
-        """Erase a block: all of it reads as 0xFF again."""
+        """Erase a block: all of it reads as 0xFF again. Raises EraseFailed."""
+        count = self.erase_counts.get(block, 0)
+        if self.faults is not None and self.faults.fails_to_erase(block, count, self.geometry.rated_cycles):
+            raise EraseFailed(errno.EIO, f"block {block} did not erase, after {count} times", str(self.image.path))
         self.image.punch(self._spare_offset(block, 0), self.geometry.stride)
-        self.erase_counts[block] = self.erase_counts.get(block, 0) + 1
+        self.erase_counts[block] = count + 1
         self._erased.add(block)
-        if self._open is not None and block == self._open.number:
-            self._open = None
+        for lane in [lane for lane, own in self._open.items() if own.block.number == block]:
+            del self._open[lane]
 
     def sync(self) -> None:
         """Everything programmed so far is on the medium when this returns."""

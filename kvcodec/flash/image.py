@@ -109,9 +109,10 @@ class Image:
             raise
         return image
 
-    def lock(self) -> None:
+    def lock(self, *, shared: bool = False) -> None:
+        """Be the one writer; shared: have none, together with others who want that. Raises DeviceBusy."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DeviceBusy(f"{self.path} is being written by another process") from None
 
@@ -224,14 +225,15 @@ class Image:
             os.close(self._direct)
             self._direct = -1
 
-    def reserve(self, start: int, end: int) -> None:
-        """Have the disk hold the bytes from `start` to `end`, so that a later write can't find it full.
+    def reserve(self, start: int, end: int, limit: int) -> None:
+        """Have the disk hold the bytes from `start` to `end`, so that a later write can't find it full, and some more
+        that are likely to come, but none from `limit` on.
 
         The size of the file is unchanged. Raises NoSpace.
         """
         if self._reserved[0] <= start and end <= self._reserved[1]:
             return
-        end += -end % _RESERVE_STEP
+        end = max(end, min(end + -end % _RESERVE_STEP, limit))
         try:
             _fallocate(self.fd(), _KEEP_SIZE, start, end - start)
         except OSError as error:
@@ -271,7 +273,7 @@ class Image:
         if self._reserved[1] and os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, os.fstat(fd).st_size)  # the size stays; blocks reserved beyond it go
-        if self.writable and os.getpid() == self._pid:
+        if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Erase blocks in the order in which a log filled them."""
+"""Erase blocks of a lane in the order in which a log filled them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,41 @@ import numpy as np
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
+from kvcodec.layout import Lane
 
 
 class BlockOrder:
-    """Blocks in use, by generation; looked up anew only when some block was opened or erased.
+    """Blocks of one lane in use, by generation; looked up anew only when some block was opened or erased.
 
     A block of which no unit is good has no place in the order.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, lane: Lane) -> None:
+        self._device, self._lane = device, lane
         self._generations = np.empty(0, np.uint64)
+        self._known: dict[int, Block] = {}  # of all lanes, by number
         self._order: list[Block] = []
 
     def in_use(self) -> list[Block]:
         """All of them, oldest first."""
         generations = self._device.generations()
         if not np.array_equal(generations, self._generations):
-            found, whole = [], True
+            found, whole = {}, True
             for number in np.flatnonzero(generations).tolist():
+                known = self._known.get(number)
+                if known is not None and known.generation == int(generations[number]):
+                    found[number] = known
+                    continue
                 try:
                     block = self._device.block(number)
                 except CorruptRecord:
                     whole = False  # a writer may be in the middle of its header: look again next time
                     continue
                 if block is not None:
-                    found.append(block)
-            self._order = sorted(found, key=lambda b: b.generation)
+                    found[number] = block
+            self._known = found
+            own = (block for block in found.values() if block.lane == self._lane)
+            self._order = sorted(own, key=lambda b: b.generation)
             self._generations = generations if whole else np.empty(0, np.uint64)
         return self._order
 
@@ -44,3 +52,14 @@ class BlockOrder:
         order = self.in_use()
         i = 0 if block is None else bisect_right(order, block.generation, key=lambda b: b.generation)
         return order[i] if i < len(order) else None
+
+
+class OneBlock(BlockOrder):
+    """One block, as if its lane had no other."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def in_use(self) -> list[Block]:
+        """That one."""
+        return [self._block]

@@ -24,8 +24,10 @@ from kvcodec.layout import (
     FRAME_TRAILER,
     HEADERS,
     LOOSE_ALIGNMENT,
+    MAX_TOKEN,
     RECORD_ALIGNMENT,
     RECORD_HEADER,
+    DropScope,
     FrameType,
     Kind,
     align,
@@ -100,11 +102,16 @@ def host_bytes(header: np.void) -> int:
 
 
 def implied_drop(lsn: int) -> np.void:
-    """Header of a DROP of no sequence: a writer began anew where frames are lost, so that every sequence is at most as
+    """Header of a DROP of no sequence: among frames that are lost there was one, so that every sequence is at most as
     long as its records up to `lsn` make it.
     """
     header: np.void = new_record(Kind.DROP, b"", lsn=lsn).header.reshape(1)[0]
     return header
+
+
+def count_drops(before: int, kinds: Iterable[int]) -> int:
+    """DROP records up to behind a frame with records of these kinds, modulo 2**32."""
+    return (before + sum(kind == Kind.DROP for kind in kinds)) % (1 << 32)
 
 
 def place_record(position: int, kind: int) -> int:
@@ -124,13 +131,14 @@ def frame_seed(uuid: bytes) -> int:
 
 @dataclass(frozen=True)
 class FrameId:
-    """What a frame says of its place in the log."""
+    """What a frame says of its place in its lane. drops: DROP records in the frames before it, modulo 2**32."""
 
     number: int
     durable: int
     session: int
     session_start: int
     previous: int
+    drops: int = 0
 
 
 Sealed = Sequence[tuple[bytes, bytes | Bytes]]  # header bytes and body of records
@@ -165,7 +173,7 @@ def write_frame(
     out[position:] = 0
     h = out[: FRAME_HEADER.itemsize].view(FRAME_HEADER)[0]
     h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, FrameType.DATA
-    h["flags"] = h["reserved"] = 0
+    h["flags"], h["drops"] = 0, frame.drops
     h["length"], h["records"], h["number"], h["durable"] = len(out), len(starts), frame.number, frame.durable
     h["session"], h["session_start"], h["previous"] = frame.session, frame.session_start, frame.previous
     h["header_crc"] = crc32c(h.tobytes()[:-_CRC_FIELD], frame_seed(uuid))
@@ -215,9 +223,9 @@ def read_frame(data: Bytes, offset: int, *, generation: int, uuid: bytes, base: 
         body[FRAME_HEADER.itemsize : -_CRC_FIELD], int(h["header_crc"])
     ):
         raise Flaw("frame checksum")
-    if int(h["version"]) != FORMAT_VERSION or int(h["flags"]) or int(h["reserved"]):
-        raise UnsupportedVersion(f"at byte {base + offset}: frame version {int(h['version'])} or a reserved field")
-    ident = FrameId(*(int(h[f]) for f in ("number", "durable", "session", "session_start", "previous")))
+    if int(h["version"]) != FORMAT_VERSION or int(h["flags"]):
+        raise UnsupportedVersion(f"at byte {base + offset}: frame version {int(h['version'])} or flags")
+    ident = FrameId(*(int(h[f]) for f in ("number", "durable", "session", "session_start", "previous", "drops")))
     if not (ident.durable < ident.number < COUNTER_LIMIT and 1 <= ident.session_start <= ident.number):
         raise CorruptRecord(
             base + offset, f"frame {ident.number}: durable {ident.durable}, session {ident.session_start}"
@@ -250,6 +258,13 @@ def _starts(position: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(align(position, a) for a in (LOOSE_ALIGNMENT, *RECORD_ALIGNMENT.values())))
 
 
+def _is_drop(header: np.void) -> bool:
+    """Whether a DROP record names a sequence and what of it ends."""
+    first, end, scope = (int(header[field]) for field in ("first_token", "end_token", "scope"))
+    known = {DropScope.TAIL: not end, DropScope.RANGE: first < end <= MAX_TOKEN, DropScope.SEQUENCE: not (first or end)}
+    return int(header["sequence"]) > 0 and first <= MAX_TOKEN and scope in known and known[DropScope(scope)]
+
+
 def read_record_header(data: Bytes, at: int, base: int) -> np.void:
     """A copy of the header of the record at byte `at` of a block's data. Raises CorruptRecord, UnsupportedVersion."""
 
@@ -278,6 +293,7 @@ def read_record_header(data: Bytes, at: int, base: int) -> np.void:
     if any(data[at + first : at + end].any() for first, end in _RESERVED.get(kind, ())):
         raise UnsupportedVersion(f"at byte {base + at}: reserved field of a {Kind(kind).name} record is set")
     want(kind != Kind.DROP or not int(head["body_bytes"]), "a DROP record with a body")
-    want(kind != Kind.DROP or int(head["sequence"]) > 0, "a DROP record without a sequence")
-    want(kind != Kind.MODEL or not int(head["sequence"]), "a MODEL record with a sequence")
+    want(kind != Kind.DROP or _is_drop(header), "a DROP record that ends nothing")
+    whole = kind in (Kind.MODEL, Kind.FREED, Kind.RETIRED)
+    want(not (whole and int(head["sequence"])), f"a record of kind {kind} with a sequence")
     return header

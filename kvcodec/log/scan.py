@@ -144,7 +144,7 @@ class _Scan:
         view, last = self._view, self._end
         if offset + FRAME_OVERHEAD > last:
             return 0
-        (magic, version, type_, flags, length, records, number, durable, session_start, session, previous, reserved,
+        (magic, version, type_, flags, length, records, number, durable, session_start, session, previous, drops,
          header_crc) = _FRAME.unpack_from(view, offset)  # fmt: skip
         if magic != self._magic or number != cursor.number + 1 or previous != cursor.crc:
             return 0
@@ -154,7 +154,7 @@ class _Scan:
         if crc32c(self._data[offset : start - _CRC_BYTES], self._seed) != header_crc:
             return 0
         crc = crc32c(self._data[start : offset + length - _CRC_BYTES], header_crc)
-        if _TRAILER.unpack_from(view, end) != (length, crc) or version != FORMAT_VERSION or flags or reserved:
+        if _TRAILER.unpack_from(view, end) != (length, crc) or version != FORMAT_VERSION or flags:
             return 0
         if type_ != FrameType.DATA or not (durable < number < COUNTER_LIMIT and 1 <= session_start <= number):
             return 0
@@ -163,7 +163,7 @@ class _Scan:
             del self._starts[before:], self._headers[before * HEADER_ROOM :]
             return 0
         cursor.offset, cursor.number, cursor.crc = offset + length, number, crc
-        cursor.durable, cursor.session = max(cursor.durable, durable), session
+        cursor.durable, cursor.session, cursor.drops = max(cursor.durable, durable), session, drops
         return int(length)
 
     def _take_records(self, position: int, last: int, count: int) -> bool:

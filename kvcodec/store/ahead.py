@@ -9,8 +9,8 @@ from functools import partial
 from typing import NamedTuple
 
 from kvcodec.log.frame import Record
-from kvcodec.store.index import Key
 from kvcodec.store.outgoing import Ending, Left
+from kvcodec.store.sequence_index import Key
 from kvcodec.store.window import OpenRows
 
 Span = tuple[int, int]  # tokens first … end - 1

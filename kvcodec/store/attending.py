@@ -20,7 +20,7 @@ from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, StreamId
 from kvcodec.log import located as log
 from kvcodec.store.model import Layer, Stream
-from kvcodec.store.rows import take_tokens
+from kvcodec.store.rows import refuse_evicted, take_tokens
 
 Ranges = npt.NDArray[np.int64]
 
@@ -43,6 +43,17 @@ class Asked(NamedTuple):
             first, end = int(self.chosen[0]) - TILE_LANES + 1, int(self.chosen[-1]) + TILE_LANES
             return max(self.held.start, first), min(self.held.stop, end)
         return (int(self.ranges[0, 0]), int(self.ranges[-1, 1])) if len(self.ranges) else (0, 0)
+
+    def without(self, evicted: list[tuple[int, int]]) -> Asked:
+        """The same but for tokens that were evicted. Raises ShapeError if one was chosen."""
+        if self.chosen is not None:
+            refuse_evicted(self.chosen, evicted)
+            return self
+        ranges = self.ranges.tolist()
+        for first, end in evicted:
+            parts = [((start, min(stop, first)), (max(start, end), stop)) for start, stop in ranges]
+            ranges = [part for pair in parts for part in pair if part[0] < part[1]]
+        return self._replace(ranges=np.array(ranges, np.int64).reshape(-1, 2))
 
 
 def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:

@@ -106,7 +106,7 @@ def _load(log: Log, chunks: dict[int, Located]) -> tuple[CodebookForm, Product |
     parts: list[Bytes] = []
     there = 0
     while there < int(header["all_bytes"]):
-        parts.append(log.load(chunks[there].place)[1])
+        parts.append(log.load_one(chunks[there])[1])
         there += len(parts[-1])
     try:
         return form, _read(form, np.concatenate(parts))

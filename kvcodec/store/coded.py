@@ -26,7 +26,8 @@ class Part(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """A whole record as one stream sees it: its tokens, and its parts by head (one unless it was split).
+    """A whole record as one stream sees it: its tokens, and its parts by head (one unless it was split; none of tokens
+    that were evicted).
 
     step: the codec of rows in a STEP record, which a GROUP record will supersede: a writer that takes up the log holds
     them open. None for a GROUP.
@@ -37,6 +38,11 @@ class Coded(NamedTuple):
     first: int
     tokens: int
     parts: tuple[Part, ...]
+
+
+def evicted(first: int, tokens: int, lsn: int) -> Coded:
+    """What holds tokens that a DROP record of that lsn evicted."""
+    return Coded(lsn, None, first, tokens, ())
 
 
 class Extent(NamedTuple):

@@ -24,6 +24,7 @@ DEFAULTS = {
 }
 _STREAMS = {s.name.lower(): s for s in StreamId}
 _SIZES = ("residual", "sinks")
+_SIZE_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,18 @@ def read_spec_file(path: str | Path) -> Coding:
     """
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            return _read_table(tomllib.load(file), str(path))
+    except SpecError:
+        raise
+    except (ValueError, RecursionError) as error:  # of TOML, and of numbers that are too long to be shown
         raise SpecError(f"{path}: {error}") from None
+
+
+def _read_table(table: dict[str, Any], path: str) -> Coding:
     own = table.pop("layer", [])
     if not isinstance(own, list) or not all(isinstance(t, dict) for t in own):
         raise SpecError(f"{path}: layer: want [[layer]] tables")
-    _refuse_unknown(table, set(_STREAMS) | set(_SIZES), str(path))
+    _refuse_unknown(table, set(_STREAMS) | set(_SIZES), path)
     layers: list[tuple[frozenset[int] | None, Wish]] = []
     for n, one in enumerate(own, 1):
         where = f"{path}: [[layer]] {n}"
@@ -168,7 +174,7 @@ def read_spec_file(path: str | Path) -> Coding:
         if "layers" not in one:
             raise SpecError(f'{where}: which layers? Say layers = "0-3,17"')
         layers.append((parse_layers(one["layers"], where), Wish.parse(one, where)))
-    return Coding(Wish.parse(table, str(path)), tuple(layers))
+    return Coding(Wish.parse(table, path), tuple(layers))
 
 
 def parse_layers(text: Any, where: str) -> frozenset[int]:
@@ -195,6 +201,7 @@ def _parse_size(size: Any, where: str) -> dict[StreamId, int]:
         return {}
     sizes = size if isinstance(size, Mapping) else dict.fromkeys(_STREAMS, size)
     for name, number in sizes.items():
-        if name not in _STREAMS or not isinstance(number, int) or isinstance(number, bool):
+        whole = isinstance(number, int) and not isinstance(number, bool) and number.bit_length() < _SIZE_BITS
+        if name not in _STREAMS or not whole:
             raise SpecError(f"{where}: {name} = {number!r}, want a whole number, or one for each of k, v, c, kr")
     return {_STREAMS[name]: number for name, number in sizes.items()}

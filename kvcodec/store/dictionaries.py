@@ -65,10 +65,21 @@ class Dictionaries:
             self._firsts.setdefault(key, header)
         self._forms.setdefault(basis, {}).setdefault(parent, []).append(one)
 
+    def adopt(self, other: Dictionaries) -> None:
+        """Know what another one of the same log knows of sets that are loaded or were brought."""
+        self.pursuit = other.pursuit
+        self._sets, self._depths = other._sets | self._sets, other._depths | self._depths
+
+    def move(self, one: Located) -> None:
+        """A record that is known has been copied."""
+        header = one.header
+        records = self._forms.get(header["basis_hash"].tobytes(), {}).get(parent_of(header), [])
+        records[:] = [one if int(known.header["lsn"]) == int(header["lsn"]) else known for known in records]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the log's DICTIONARY and CODEBOOK records."""
-        return record_bytes(self._records())
+        return record_bytes(self.records())
 
     @property
     def growths(self) -> list[Growth]:
@@ -77,7 +88,8 @@ class Dictionaries:
         grown = [form for form in forms if form[1] != WHOLE and not count_missing(form[2])]
         return [Growth(basis, parent, record_bytes(records)) for basis, parent, records in grown]
 
-    def _records(self) -> Iterator[Located]:
+    def records(self) -> Iterator[Located]:
+        """All DICTIONARY and CODEBOOK records of the log."""
         return (one for forms in self._forms.values() for records in forms.values() for one in records)
 
     def held(self) -> list[bytes]:
@@ -191,7 +203,7 @@ class Dictionaries:
         return found
 
     def _load_matrix(self, chunks: dict[int, Located]) -> Dictionary:
-        header, body = self._log.load(chunks[0].place)
+        header, body = self._log.load_one(chunks[0])
         dim, parts = int(header["head_dim"]), [body[head_bytes(header) :]]
         uses, mean, rotation = read_head(header, body)
         parts += self._load_atoms(chunks, int(header["chunk"]), int(header["atoms"]))
@@ -214,7 +226,7 @@ class Dictionaries:
     def _load_atoms(self, chunks: dict[int, Located], there: int, end: int) -> Iterator[Bytes]:
         """Bytes of atoms number `there` to `end`, of records that hold nothing else. Raises KeyError."""
         while there < end:
-            yield self._log.load(chunks[there].place)[1]
+            yield self._log.load_one(chunks[there])[1]
             there += int(chunks[there].header["chunk"])
 
 

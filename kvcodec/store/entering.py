@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import FormatError
-from kvcodec.layout import COUNTER_LIMIT, HEADERS, RECORD_HEADER, Kind
+from kvcodec.layout import COUNTER_LIMIT, HEADERS, MAX_TOKEN, RECORD_HEADER, Kind
 from kvcodec.log.located import RecordTable
 from kvcodec.store.packed import Rows, coded_at
 
 if TYPE_CHECKING:
-    from kvcodec.store.index import LogIndex, RowsOf, SequenceIndex
+    from kvcodec.store.index import LogIndex
+    from kvcodec.store.sequence_index import RowsOf, SequenceIndex
 
 Words = npt.NDArray[np.uint64]
 KINDS = (Kind.GROUP, Kind.STEP, Kind.ROWS)
-MAX_TOKEN = 1 << 48
 _VARYING = ("header_crc", "body_crc", "lsn", "sequence", "first_token")
 _ODD = [np.uint64(pow(0x9E3779B97F4A7C15, n, 1 << 64)) for n in range(1, 34)]  # a shape's digest multiplies by them
 

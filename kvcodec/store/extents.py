@@ -7,14 +7,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from kvcodec.layout import COUNTER_LIMIT
-from kvcodec.store.coded import Coded, Extent, Part
-from kvcodec.store.packed import Packed, Rows, pack, rows_of_one
+from kvcodec.store.coded import Coded, Extent, Part, evicted
+from kvcodec.store.packed import Packed, Rows, moved, pack, rows_of_one
 
 __all__ = ["Coded", "Extent", "ExtentMap", "Part"]
 
 
 class ExtentMap:
-    """Disjoint extents of one stream, in token order.
+    """Disjoint extents of one stream, in token order; tokens that were evicted count as if they were held.
 
     Records that come by the thousand wait until somebody asks, and are then packed as arrays; what overlaps them
     later unpacks them from there on. All packed extents lie before the others.
@@ -86,11 +86,48 @@ class ExtentMap:
         self._replace(lo, hi, kept)
 
     def covering(self, first: int, end: int) -> list[Extent]:
-        """The extents that hold any of the tokens first … end - 1."""
+        """The extents that hold any of the tokens first … end - 1, and were not evicted."""
         self._settle()
         lo, hi = self._span(first, end)
         early = self._packed.extents(self._packed.span(first, end)) if self._packed is not None else []
-        return early + self._extents[lo:hi]
+        return early + [extent for extent in self._extents[lo:hi] if extent.coded.parts]
+
+    def evicted(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Those of the tokens first … end - 1 that were evicted, as disjoint ascending ranges."""
+        self._settle()
+        lo, hi = self._span(first, end)
+        gone = [extent for extent in self._extents[lo:hi] if not extent.coded.parts]
+        return [(max(extent.first, first), min(extent.end, end)) for extent in gone]
+
+    def evict(self, first: int, end: int, lsn: int) -> None:
+        """Forget the rows of tokens first … end - 1 that records older than `lsn` hold."""
+        self._settle()
+        self._unpack(first)
+        self.insert(evicted(first, end - first, lsn))
+        self._changes += 1
+
+    def move(self, coded: Coded) -> None:
+        """A part of a record that is known has been copied to another place."""
+        self._settle()
+        if self._packed is not None and self._packed.move(coded):
+            self._changes += 1
+        lo, hi = self._span(coded.first, coded.first + coded.tokens)
+        for n, old in enumerate(self._extents[lo:hi], lo):
+            if old.coded.lsn == coded.lsn and old.coded.parts:
+                self._extents[n] = old._replace(coded=moved(old.coded, coded.parts[0]))
+                self._changes += 1
+
+    def copied(self, end: int) -> ExtentMap:
+        """What holds the tokens before `end`, for another sequence."""
+        self._settle()
+        out = ExtentMap()
+        kept = self._packed.take(slice(self._packed.span(0, end).stop)) if self._packed is not None else None
+        out._set_packed(kept)
+        out._extents = [extent for extent in self._extents if extent.first < end]
+        out._firsts = [extent.first for extent in out._extents]
+        if out.end > end:
+            out.drop(end, COUNTER_LIMIT)
+        return out
 
     def tally(self, first: int, end: int) -> Iterator[tuple[Coded, int, int]]:
         """What holds any of the tokens first … end - 1: a record, how many there are like it, their extents' tokens.
@@ -102,7 +139,8 @@ class ExtentMap:
             yield from self._packed.tally(self._packed.span(first, end))
         lo, hi = self._span(first, end)
         for extent in self._extents[lo:hi]:
-            yield extent.coded, 1, extent.end - extent.first
+            if extent.coded.parts:
+                yield extent.coded, 1, extent.end - extent.first
 
     def run_end(self, window: int, bound: int) -> int:
         """The greatest n up to `bound` so that the `window` tokens before n are held (all before n, if n is less)."""
@@ -134,10 +172,10 @@ class ExtentMap:
 
     @property
     def held(self) -> int:
-        """How many tokens are held."""
+        """How many tokens are held, without those that were evicted."""
         self._settle()
         early = self._packed.held if self._packed is not None else 0
-        return early + sum(extent.end - extent.first for extent in self._extents)
+        return early + sum(extent.end - extent.first for extent in self._extents if extent.coded.parts)
 
     @property
     def end(self) -> int:

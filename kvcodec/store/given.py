@@ -21,9 +21,9 @@ from kvcodec.log.reader import Log
 from kvcodec.store.dictionaries import Dictionaries, StreamCodecs
 from kvcodec.store.extents import Extent, ExtentMap
 from kvcodec.store.headers import read_spec
-from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.outgoing import is_coded
 from kvcodec.store.reading import load_part, read_codes
+from kvcodec.store.sequence_index import Key, SequenceIndex
 from kvcodec.store.window import OpenRows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from kvcodec.codecs.bitmap import bitmap_bytes, row_sizes
 from kvcodec.codecs.rows import codes_rows
 from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import Axis, CodecId, Kind, StreamId, Transform, align
+from kvcodec.layout import MAX_TOKEN, Axis, CodecId, DropScope, Kind, StreamId, Transform, align
 from kvcodec.log.frame import host_bytes
 from kvcodec.log.located import NOWHERE, Located, RecordTable
 from kvcodec.log.reader import Log
@@ -19,104 +18,31 @@ from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.coded import Coded, Part
 from kvcodec.store.dictionaries import Dictionaries
-from kvcodec.store.entering import KINDS, MAX_TOKEN, enter_run
-from kvcodec.store.extents import ExtentMap
+from kvcodec.store.entering import KINDS, enter_run
 from kvcodec.store.headers import read_spec, sections_of
 from kvcodec.store.model import Model, Stream, read_model
-from kvcodec.store.packed import Rows
-from kvcodec.store.policy import Policy, SequenceInfo, read_sequence
+from kvcodec.store.policy import Policy, read_sequence
+from kvcodec.store.sequence_index import RowsOf, SequenceIndex
 
-Key = tuple[int, StreamId]
 _MANY = 64  # records that are worth entering together
 _CONTRADICTION = "the parts of a split record contradict each other"
 
 
-class RowsOf(NamedTuple):
-    """A record as one stream of a sequence sees it; heads: of the stream."""
-
-    key: Key
-    coded: Coded
-    heads: int
-
-
-class SequenceIndex:
-    """Where the tokens of one sequence are: an extent map for each (layer, stream).
-
-    With `holes`, a sequence goes on behind tokens that damage took.
-    """
-
-    def __init__(self, info: SequenceInfo, model: Model, *, holes: bool) -> None:
-        self.info, self.model, self._holes = info, model, holes
-        self.maps: dict[Key, ExtentMap] = {
-            (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
-        }
-        self._split: dict[tuple[int, Key], Coded] = {}
-        self.records = 0
-
-    @property
-    def length(self) -> int:
-        """Tokens that can be asked for: those that every layer has, or had and then forgot because its window went on;
-        with holes, up to the last one that every layer has.
-        """
-        return min(extents.end for extents in self.maps.values()) if self._holes else self.settled
-
-    @property
-    def settled(self) -> int:
-        """Tokens that every layer can serve without a hole in what it needs."""
-        bound, before = 1 << 62, -1
-        while bound != before:  # a layer with a window may have to step back behind a gap, and the others with it
-            before = bound
-            for (layer, _), extents in self.maps.items():
-                window = self.model.layers[layer].window
-                bound = min(bound, extents.run_end(window, bound) if window else extents.reach)
-        return bound
-
-    def holds_beyond(self, length: int) -> bool:
-        """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
-        return bool(self._split) or any(extents.end > length for extents in self.maps.values())
-
-    def add(self, key: Key, coded: Coded, heads: int) -> bool:
-        """Enter a record's rows; the parts of one that was split count once all heads are there.
-
-        False if the parts of one record contradict each other.
-        """
-        self.records += 1
-        part = coded.parts[0]
-        if part.heads < heads:
-            known = self._split.get((coded.lsn, key), coded._replace(parts=()))
-            if known._replace(parts=()) != coded._replace(parts=()):
-                return False
-            others = [p for p in known.parts if (p.first_head, p.heads) != (part.first_head, part.heads)]
-            coded = coded._replace(parts=tuple(sorted([*others, part], key=lambda p: p.first_head)))
-            ends = [0, *(p.first_head + p.heads for p in coded.parts)]
-            if any(p.first_head < end for p, end in zip(coded.parts, ends, strict=False)):
-                return False
-            self._split[coded.lsn, key] = coded
-            if sum(p.heads for p in coded.parts) < heads:
-                return True
-            del self._split[coded.lsn, key]
-        self.maps[key].insert(coded)
-        return True
-
-    def add_rows(self, key: Key, rows: Rows) -> None:
-        """Enter records that hold all heads, as ExtentMap.insert_rows takes them."""
-        self.records += len(rows.lsns)
-        self.maps[key].insert_rows(rows)
-
-    def drop(self, first: int, lsn: int) -> None:
-        for extents in self.maps.values():
-            extents.drop(first, lsn)
-        self._split = {k: v for k, v in self._split.items() if k[0] > lsn}
-
-
 class LogIndex:
-    """Everything a store knows of a log. `enter` takes what Log.poll or LogWriter.append returned."""
+    """Everything a store knows of a log. `enter` takes what Log.poll or LaneWriter.append returned, by lsn.
+
+    sharing: of each sequence that is or was, those that may read from its records: itself, and what was forked from it.
+    default_lsn: of the record of `default`.
+    """
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.models: dict[bytes, Model] = {}
         self.sequences: dict[int, SequenceIndex] = {}
         self.by_name: dict[str, int] = {}
+        self.sharing: dict[int, list[SequenceIndex]] = {}
+        self.last_id = self.default_lsn = 0
+        self._orphans: dict[int, Located] = {}  # sequences that were forked from one that is not there
         self.default: Policy | None = None  # of sequences begun from now on
         self.dictionaries = Dictionaries(log)
         self._checked: dict[tuple[int, bytes], tuple[Model, list[RowsOf]]] = {}
@@ -142,7 +68,7 @@ class LogIndex:
     def _enter_one(self, one: Located) -> None:
         kind = int(one.header["kind"])
         if kind == Kind.MODEL:
-            header, body = self.log.load(one.place)
+            header, body = self.log.load_one(one)
             self.models[header["model_hash"].tobytes()] = read_model(header, body, self._at(one))
         elif kind == Kind.SEQUENCE:
             self._enter_sequence(one)
@@ -154,7 +80,41 @@ class LogIndex:
             for sequence in self.sequences.values():
                 sequence.drop(sequence.settled, int(one.header["lsn"]))
         elif kind == Kind.DROP:
-            self._sequence(one).drop(int(one.header["first_token"]), int(one.header["lsn"]))
+            self._enter_drop(one)
+
+    def check(self) -> None:
+        """Raises CorruptRecord if a sequence stands on another one that is not there."""
+        for number, one in self._orphans.items():
+            self._want(one, number not in self.sequences, f"sequence {number} was forked from one that is not there")
+
+    def move(self, located: Iterable[Located]) -> None:
+        """Take in copies of records that are known."""
+        for one in located:
+            kind = int(one.header["kind"])
+            if kind in (Kind.DICTIONARY, Kind.CODEBOOK):
+                self.dictionaries.move(one)
+            elif kind in KINDS and (owners := self.sharing.get(int(one.header["sequence"]))):
+                for key, coded, _ in self.rows_of(one):
+                    for owner in owners:
+                        owner.move(key, coded)
+
+    def _enter_drop(self, one: Located) -> None:
+        """One of a sequence that is not there any more ends nothing."""
+        h, number = one.header, int(one.header["sequence"])
+        first, end, scope, lsn = (int(h[f]) for f in ("first_token", "end_token", "scope", "lsn"))
+        sequence = self.sequences.get(number)
+        if sequence is None:
+            return
+        if scope == DropScope.TAIL:
+            sequence.drop(first, lsn)
+        elif scope == DropScope.RANGE:
+            sequence.evict(first, end, lsn)
+        else:
+            del self.sequences[number], self.by_name[sequence.info.name]
+            for number, owners in list(self.sharing.items()):
+                owners[:] = [owner for owner in owners if owner is not sequence]
+                if not owners:
+                    del self.sharing[number]
 
     def enter_rows(self, one: Located) -> None:
         """Enter one GROUP or STEP record."""
@@ -188,7 +148,7 @@ class LogIndex:
             raise CorruptRecord(self._at(one), why)
 
     def _enter_sequence(self, one: Located) -> None:
-        header, body = self.log.load(one.place)
+        header, body = self.log.load_one(one)
         info = read_sequence(header, body, self._at(one))
         model = self.models.get(info.model_hash)
         if model is None:
@@ -199,23 +159,45 @@ class LogIndex:
             for stream in layer.streams:
                 self._want(one, info.policy.covers(n, stream.id), f"no policy for layer {n}, stream {stream.name}")
         if not info.id:
-            self.default = info.policy
+            self.default, self.default_lsn = info.policy, int(header["lsn"])
             return
+        self.last_id = max(self.last_id, info.id)
         known = self.sequences.get(info.id)
         if known is not None:
             same = (known.info.name, known.info.model_hash) == (info.name, info.model_hash)
-            self._want(one, same, f"two sequences of id {info.id}")
-            known.info = info
+            self._want(one, same and known.info.fork == info.fork, f"two sequences of id {info.id}")
+            known.info, known.named_lsn = info, int(header["lsn"])
+            known.last_lsn = max(known.last_lsn, known.named_lsn)
             return
         self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
-        self.sequences[info.id] = SequenceIndex(info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED)
-        self.by_name[info.name] = info.id
+        own = SequenceIndex(info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED)
+        own.last_lsn = own.named_lsn = own.begun_lsn = int(header["lsn"])
+        if info.parent:
+            self._share(one, own)
+        self.sequences[info.id], self.by_name[info.name] = own, info.id
+        self.sharing.setdefault(info.id, []).append(own)
+
+    def _share(self, one: Located, own: SequenceIndex) -> None:
+        parent, end = own.info.fork
+        known = self.sequences.get(parent)
+        if known is None:
+            self._orphans[own.info.id] = one
+            return
+        self._want(one, known.info.model_hash == own.info.model_hash, "a sequence was forked from one of another model")
+        own.share(known, end)
+        for owners in self.sharing.values():
+            if known in owners:
+                owners.append(own)
 
     def _sequence(self, one: Located) -> SequenceIndex:
         sequence = self.sequences.get(int(one.header["sequence"]))
         if sequence is None:
             raise CorruptRecord(self._at(one), f"sequence {int(one.header['sequence'])} was never begun")
         return sequence
+
+    def _sharer(self, one: Located) -> SequenceIndex:
+        """The sequence of a record of rows, or where that has ended one that shares its model."""
+        return next(iter(self.sharing.get(int(one.header["sequence"]), ())), None) or self._sequence(one)
 
     def _stream(self, one: Located, sequence: SequenceIndex, layer: int, stream: StreamId) -> Stream:
         layers = sequence.model.layers
@@ -232,7 +214,7 @@ class LogIndex:
         self._want(one, int(h["heads"]) >= 1 and int(h["first_head"]) + int(h["heads"]) <= heads, "head range")
 
     def _rows_of_group(self, one: Located) -> RowsOf:
-        h, sequence = one.header, self._sequence(one)
+        h, sequence = one.header, self._sharer(one)
         at = self._at(one)
         if int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
             raise UnsupportedVersion(f"at byte {at}: GROUP record with positions or a transform")
@@ -272,7 +254,7 @@ class LogIndex:
         return range(min(sizes), heads * tokens * max(sizes) + 1)
 
     def _rows_of_step(self, one: Located) -> list[RowsOf]:
-        h, sequence = one.header, self._sequence(one)
+        h, sequence = one.header, self._sharer(one)
         spec = self._step_spec(one)
         first_layer, mask, tokens = int(h["first_layer"]), int(h["streams"]), int(h["tokens"])
         ids = [i for i in StreamId if mask >> i & 1]

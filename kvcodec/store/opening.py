@@ -12,12 +12,14 @@ from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.codecs.rows import GroupedRows
 from kvcodec.errors import LogExists, SpecError
 from kvcodec.flash.device import Device
+from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
+from kvcodec.store.cap import Cap
 from kvcodec.store.coding import Coding, ask
 from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
@@ -49,6 +51,9 @@ def open_store(
     journal: str | CodecSpec = "raw",
     device: str | Geometry = "tlc",
     capacity: int = _CAPACITY,
+    cap: int | None = None,
+    when_full: str = "refuse",
+    faults: str | Faults | None = None,
     recovery: str | Recovery = Recovery.TORN_TAIL,
     overwrite: bool = False,
     threads: int = 1,
@@ -57,6 +62,13 @@ def open_store(
 
     mode: "r" reads, and follows a writer live; "a" appends to an existing log; "w" makes a new one for `model` on
     `device` (a preset or a geometry) of `capacity` bytes, and refuses an existing file without `overwrite`.
+    cap: bytes that the erase blocks in use of a log that is written may take, dead rows among them, of which a writer
+    gets rid by itself. when_full: "refuse" with NoSpace what then finds no room, or "lru": drop sequences, the one that
+    was used least recently first. Uses by readers in other processes do not count.
+    faults: of a device that is written: "seed=1,bad=0.02" has blocks that are bad from the factory (of a new log),
+    "weak=0.1,weak_cycles=50" some that fail to erase before they were erased so often; with any of them blocks fail
+    once they were erased as often as they are rated for. Such blocks are retired, which the log records; with too few
+    left, WornOut.
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
@@ -102,6 +114,9 @@ def open_store(
         if own is not None:
             store.index.dictionaries.add(own)
         if mode != "r":
+            opened.faults = None if faults is None else Faults.parse(faults)
+            if cap is not None:
+                store.set_cap(Cap(cap, when_full, opened.geometry))
             store.begin(model, coding, own, embed=embed, grow=grow, growths=growths)
         elif model is not None:
             store.check_model(model)

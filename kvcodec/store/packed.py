@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.log.located import PLACE, Place
-from kvcodec.store.coded import Coded, Extent
+from kvcodec.store.coded import Coded, Extent, Part
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,6 +49,7 @@ class Packed:
     ) -> None:
         self._patterns = patterns
         self._which, self._lsns, self._places = which, lsns, places
+        self._own = False  # whether the places are nobody else's
         self.firsts = firsts
         self.ends = firsts + np.array([pattern.tokens for pattern in patterns], np.int64)[which]
         breaks = np.flatnonzero(firsts[1:] != self.ends[:-1])
@@ -98,6 +99,21 @@ class Packed:
             if count:
                 yield self._patterns[n], count, count * self._patterns[n].tokens
 
+    def move(self, coded: Coded) -> bool:
+        """Have a record lie where this part of it says; False if it is none of these."""
+        at = int(np.searchsorted(self.firsts, coded.first))
+        if at == len(self.firsts) or int(self.firsts[at]) != coded.first or int(self._lsns[at]) != coded.lsn:
+            return False
+        pattern = self._patterns[int(self._which[at])]
+        if len(pattern.parts) > 1:
+            self._patterns = list(self._patterns)
+            self._patterns[int(self._which[at])] = moved(pattern, coded.parts[0])
+        else:
+            self._places = self._places.copy() if not self._own else self._places
+            self._own = True
+            self._places[at] = tuple(coded.parts[0].place)
+        return True
+
     def take(self, chosen: Any) -> Packed | None:
         """Some of the extents (a mask, numbers or a slice); None if there are none."""
         firsts = self.firsts[chosen]
@@ -121,6 +137,13 @@ def coded_at(pattern: Coded, lsn: int, first: int, place: tuple[int, int, int]) 
     if len(pattern.parts) > 1:
         return pattern
     return Coded(lsn, pattern.step, first, pattern.tokens, (pattern.parts[0]._replace(place=Place(*place)),))
+
+
+def moved(coded: Coded, part: Part) -> Coded:
+    """A record with a part of it at another place."""
+    return coded._replace(
+        parts=tuple(own._replace(place=part.place) if own.first_head == part.first_head else own for own in coded.parts)
+    )
 
 
 def pack(chunks: Sequence[Rows]) -> Packed | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import POLICY, SEQUENCE_HEADER, Kind, StreamId
+from kvcodec.layout import MAX_TOKEN, POLICY, SEQUENCE_HEADER, Kind, StreamId
 from kvcodec.log.frame import Record, new_record
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.headers import read_spec, sparse_fields
@@ -74,12 +74,21 @@ class Policy:
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What a SEQUENCE record says. Id 0, without a name, is no sequence: its policy is that of those begun later."""
+    """What a SEQUENCE record says. Id 0, without a name, is no sequence: its policy is that of those begun later.
+
+    fork: the id of the sequence whose first tokens it begins with, and how many; 0, 0 without one.
+    """
 
     id: int
     name: str
     model_hash: bytes
     policy: Policy
+    fork: tuple[int, int] = (0, 0)
+
+    @property
+    def parent(self) -> int:
+        """Id of the sequence that it was forked from, or 0."""
+        return self.fork[0]
 
     def record(self) -> Record:
         name, body = self.name.encode(), self.policy.encode()
@@ -88,6 +97,8 @@ class SequenceInfo:
             body + name,
             sequence=self.id,
             model_hash=np.void(self.model_hash),
+            parent=self.fork[0],
+            fork_token=self.fork[1],
             name_bytes=len(name),
             policies=len(self.policy.rules),
         )
@@ -108,20 +119,21 @@ def read_sequence(header: np.void, body: Bytes, offset: int) -> SequenceInfo:
     size = policies * POLICY.itemsize
     if body.size != size + name_bytes or header.dtype != SEQUENCE_HEADER:
         raise CorruptRecord(offset, "length of a SEQUENCE record")
-    if int(header["parent"]) or int(header["fork_token"]):
-        raise CorruptRecord(offset, "SEQUENCE record: this reader knows no forks")
+    number, fork = int(header["sequence"]), (int(header["parent"]), int(header["fork_token"]))
+    if fork != (0, 0) and not (0 < fork[0] < number and fork[1] <= MAX_TOKEN):
+        raise CorruptRecord(offset, f"SEQUENCE record: sequence {number} forked from {fork[0]} at token {fork[1]}")
     try:
         name = bytes(body[size:]).decode()
-        if name or int(header["sequence"]):
+        if name or number:
             check_name(name)
         policy = Policy(tuple(_read_rules(body[:size].view(POLICY))))
     except UnsupportedVersion as error:
         raise UnsupportedVersion(f"at byte {offset}: SEQUENCE record: {error}") from None
     except ValueError as error:
         raise CorruptRecord(offset, f"SEQUENCE record: {error}") from None
-    if name and not int(header["sequence"]):
+    if name and not number:
         raise CorruptRecord(offset, "SEQUENCE record: id 0 with a name")
-    return SequenceInfo(int(header["sequence"]), name, header["model_hash"].tobytes(), policy)
+    return SequenceInfo(number, name, header["model_hash"].tobytes(), policy, fork)
 
 
 def _read_rules(rows: Iterable[np.void]) -> Iterable[Rule]:

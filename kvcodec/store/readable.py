@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import CorruptRecord, ShapeError
+from kvcodec.errors import CorruptRecord, ShapeError, UnknownSequence
 from kvcodec.layout import StreamId
 from kvcodec.sparse_spec import SparseCodes
 from kvcodec.store.dictionaries import StreamCodecs
-from kvcodec.store.index import Key, SequenceIndex
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.outgoing import Outgoing, is_coded
 from kvcodec.store.pairs import check_pair
 from kvcodec.store.reading import read_extent
-from kvcodec.store.rows import count_tokens, take_tokens
+from kvcodec.store.rows import cut_out, refuse_evicted, slice_tokens, take_tokens
+from kvcodec.store.sequence_index import Key, SequenceIndex
 from kvcodec.store.window import OpenRows
 
 if TYPE_CHECKING:
@@ -35,12 +35,25 @@ class Readable:
     """What of a sequence does not change it: see Sequence."""
 
     def __init__(self, store: Store, index: SequenceIndex) -> None:
-        self._store, self._index = store, index
+        self._store, self._own = store, index
         self._open: dict[Key, OpenRows] = {}
         self._codecs = {key: self._codecs_of(key) for key in index.maps}
         self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
         self._places: dict[Key, StreamPlaces] = {}
         self._stale = False
+
+    def rebind(self, index: SequenceIndex) -> None:
+        """Go on with the index of a store that has read its log anew."""
+        for name in ("_keys", "_sources"):
+            self.__dict__.pop(name, None)
+        Readable.__init__(self, self._store, index)
+
+    @property
+    def _index(self) -> SequenceIndex:
+        """Raises UnknownSequence once the sequence has ended."""
+        if self._store.index.sequences.get(self._own.info.id) is not self._own:
+            raise UnknownSequence(f"sequence {self._own.info.name!r} was dropped")
+        return self._own
 
     def _make_outgoing(self, key: Key) -> Outgoing:
         info, window = self._index.info, self._index.model.layers[key[0]].window
@@ -61,27 +74,38 @@ class Readable:
 
     @property
     def name(self) -> str:
-        return self._index.info.name
+        return self._own.info.name
 
     def __len__(self) -> int:
         with self._store.lock:
             self._store.refresh()
+            index = self._index
             if self._open:
                 return min(open_.end for open_ in self._open.values())
-            return self._index.length
+            return index.length
 
     def held(self, layer: int) -> range:
-        """The tokens of a layer that can be read: all, or those of its sliding window."""
+        """The tokens of a layer that can be read: all, or those of its sliding window, but for those evicted."""
         with self._store.lock:
             self._store.refresh()
             return self._held(layer)
 
+    def evicted(self, layer: int) -> list[tuple[int, int]]:
+        """Those of the tokens that `held` gives that were evicted, as ranges (first, end)."""
+        with self._store.lock:
+            self._store.refresh()
+            return self._evicted(layer, self._held(layer))
+
+    def _evicted(self, layer: int, held: range) -> list[tuple[int, int]]:
+        stream = self.layer(layer).streams[0]
+        return self._index.maps[layer, stream.id].evicted(held.start, held.stop) if held else []
+
     def read(self, layer: int, tokens: Any = None, *, dtype: Any = None) -> tuple[Array, ...]:
         """Rows of one layer: one array (tokens, heads, dim) a stream, k then v (or c then kr).
 
-        tokens: a slice, an index array in any order, or None for all that the layer holds; only the token groups that
-        hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding would lose.
-        Raises ShapeError, CorruptRecord.
+        tokens: a slice, an index array in any order, or None for all that the layer holds, without those evicted; only
+        the token groups that hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding
+        would lose. Raises ShapeError, CorruptRecord.
         """
         streams = self.layer(layer).streams
         model = self._index.model
@@ -92,15 +116,29 @@ class Readable:
         if out not in (model.numpy_dtype, np.dtype(np.float32)):
             raise ShapeError(f"dtype: got {out}, want {model.numpy_dtype} or float32")
         wide = out == np.float32
-        with self._store.lock:
-            self._store.refresh()
-            held = self._held(layer)
-            for s in streams:  # before memory for tokens that damage took is asked for
-                known = self._index.maps[layer, s.id].held
-                if not self._open and isinstance(tokens, slice | None) and count_tokens(tokens, held) > known:
-                    raise self._lost((layer, s.id))
+
+        def run() -> tuple[Array, ...]:
+            with self._store.lock:
+                self._store.refresh()
+                self._store.touch(self._index.info.id)
+                index = self._take_tokens(layer, tokens)
+                return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
+
+        return self._store.retrying(run)
+
+    def _take_tokens(self, layer: int, tokens: Any) -> npt.NDArray[np.int64]:
+        """Numbers of the tokens that are asked for and there. Raises ShapeError, CorruptRecord."""
+        held = self._held(layer)
+        evicted = self._evicted(layer, held)
+        if not isinstance(tokens, slice | None):
             index = take_tokens(tokens, held)
-            return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
+            refuse_evicted(index, evicted)
+            return index
+        parts = cut_out(slice_tokens(tokens, held), evicted)
+        for s in self.layer(layer).streams:  # before memory for tokens that damage took is asked for
+            if not self._open and sum(map(len, parts)) > self._index.maps[layer, s.id].held:
+                raise self._lost((layer, s.id))
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(p.start, p.stop, p.step) for p in parts)])
 
     def attend(
         self,
@@ -136,7 +174,9 @@ class Readable:
         from kvcodec.store.attending import Place, ask_tokens, uses_of
         from kvcodec.store.places import StreamPlaces
 
-        asked = ask_tokens(tokens, window, self._held(layer))
+        held = self._held(layer)
+        self._store.touch(self._index.info.id)
+        asked = ask_tokens(tokens, window, held).without(self._evicted(layer, held))
         first, end = asked.bounds
         found, blocks = [], []
         for stream in uses_of(self.layer(layer))[0]:
@@ -159,7 +199,8 @@ class Readable:
         return self._lost((layer, self.layer(layer).streams[0].id))
 
     def _held(self, layer: int) -> range:
-        end = self._index.length
+        index = self._index
+        end = 0 if self._open else index.length
         if self._open:
             end = min(self._open[layer, s.id].end for s in self.layer(layer).streams)
         return range(self.layer(layer).held(end), end)

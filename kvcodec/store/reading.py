@@ -10,10 +10,11 @@ import numpy.typing as npt
 from kvcodec.codecs.bitmap import Mixed, unpack_kinds
 from kvcodec.errors import CorruptRecord
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import Axis, CodecId, DtypeId
+from kvcodec.layout import Axis, CodecId, DtypeId, Kind
 from kvcodec.log.reader import Log
 from kvcodec.spec import CodecSpec
 from kvcodec.store.dictionaries import StreamCodecs
+from kvcodec.store.entering import KINDS
 from kvcodec.store.extents import Coded, Extent, Part
 from kvcodec.store.headers import read_spec
 from kvcodec.store.index import row_bytes
@@ -59,6 +60,8 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
     """Header, the body from the part's rows on, and the byte of the file at which those begin."""
     header, body = log.load(part.place)
     at = log.device.file_offset(part.place.block, part.place.offset)
+    if (int(header["kind"]) == Kind.GROUP) != (coded.step is None) or int(header["kind"]) not in KINDS:
+        raise CorruptRecord(at, "another record than the index names")
     named = [coded.lsn, coded.first, coded.tokens, part.first_head, part.heads]
     fields = ["lsn", "first_token", "tokens", "first_head", "heads"]
     if coded.step is not None:

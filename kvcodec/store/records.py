@@ -13,7 +13,7 @@ from kvcodec.codecs.bitmap import take_mixed
 from kvcodec.codecs.rows import RowCodec
 from kvcodec.codecs.sizes import head_sections
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import ALIGNMENT, CodecId, DtypeId, Kind, align
+from kvcodec.layout import ALIGNMENT, FRAME_OVERHEAD, CodecId, DtypeId, Kind, align
 from kvcodec.log.frame import Record, new_headers, new_record
 from kvcodec.spec import CodecSpec
 from kvcodec.store.headers import sparse_fields
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 RAW = CodecSpec(CodecId.RAW)
 Codes = npt.NDArray[np.uint8]
 _MAX_STEP = 1 << 20
+_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
+
+
+def step_limit(block_bytes: int) -> int:
+    """Bytes of the body of a STEP record that leave room for others in an erase block."""
+    return max(1, (block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
 
 
 def group_records(

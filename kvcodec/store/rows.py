@@ -37,30 +37,50 @@ def take_rows(array: Any, model: Model, layer: int, stream: Stream, first_token:
     return bits
 
 
-def count_tokens(tokens: slice | None, held: range) -> int:
-    """How many of the held tokens a slice names."""
-    return len(held if tokens is None else range(*tokens.indices(held.stop)))
-
-
 def take_tokens(tokens: Any, held: range) -> npt.NDArray[np.int64]:
-    """Token numbers of a slice, an index array, one number, or None for all that are held.
+    """Token numbers of a slice, an index array in any order, one number, or None for all that are held.
 
     Negative numbers count from the end. Raises ShapeError for a token that is not held.
     """
-    if tokens is None:
-        return np.arange(held.start, held.stop, dtype=np.int64)
-    if isinstance(tokens, slice):
-        if tokens.start is None and (tokens.step or 1) > 0:
-            tokens = slice(held.start, tokens.stop, tokens.step)
-        elif tokens.stop is None and (tokens.step or 1) < 0 and held.start:
-            tokens = slice(tokens.start, held.start - 1, tokens.step)
-        index = np.arange(*tokens.indices(held.stop), dtype=np.int64)
-    else:
-        index = _take_index(tokens, held.stop)
-    if index.size and (index.min() < held.start or index.max() >= held.stop):
-        outside = int(index.min()) if index.min() < held.start else int(index.max())
-        raise ShapeError(f"tokens: {outside} is out of range, the layer holds {held.start} to {held.stop - 1}")
+    if tokens is None or isinstance(tokens, slice):
+        own = slice_tokens(tokens, held)
+        return np.arange(own.start, own.stop, own.step, dtype=np.int64)
+    index = _take_index(tokens, held.stop)
+    if index.size:
+        _check_held(int(index.min()), int(index.max()), held)
     return index
+
+
+def slice_tokens(tokens: slice | None, held: range) -> range:
+    """Token numbers of a slice, or all that are held. Raises ShapeError for a token that is not held."""
+    if tokens is None:
+        return held
+    if tokens.start is None and (tokens.step or 1) > 0:
+        tokens = slice(held.start, tokens.stop, tokens.step)
+    elif tokens.stop is None and (tokens.step or 1) < 0 and held.start:
+        tokens = slice(tokens.start, held.start - 1, tokens.step)
+    own = range(*tokens.indices(held.stop))
+    if own:
+        _check_held(min(own[0], own[-1]), max(own[0], own[-1]), held)
+    return own
+
+
+def _check_held(least: int, most: int, held: range) -> None:
+    if least < held.start or most >= held.stop:
+        outside = least if least < held.start else most
+        raise ShapeError(f"tokens: {outside} is out of range, the layer holds {held.start} to {held.stop - 1}")
+
+
+def cut_out(tokens: range, evicted: list[tuple[int, int]]) -> list[range]:
+    """What is left of token numbers without those of ascending ranges, in their order."""
+    up = tokens if tokens.step > 0 else tokens[::-1]
+    parts = []
+    for first, end in evicted:
+        before, behind = (max(0, -(-(token - up.start) // up.step)) for token in (first, end))
+        parts.append(up[:before])
+        up = up[behind:]
+    parts = [part for part in (*parts, up) if part]
+    return parts if tokens.step > 0 else [part[::-1] for part in parts[::-1]]
 
 
 def _take_index(tokens: Any, length: int) -> npt.NDArray[np.int64]:
@@ -73,3 +93,13 @@ def _take_index(tokens: Any, length: int) -> npt.NDArray[np.int64]:
         raise ShapeError(f"tokens: {int(index.max())} or {int(index.min())} is out of range, there are {length}")
     signed = index.astype(np.int64)
     return np.where(signed < 0, signed + length, signed)
+
+
+def refuse_evicted(index: npt.NDArray[np.int64], evicted: list[tuple[int, int]]) -> None:
+    """Raises ShapeError if one of the token numbers lies in a range that was evicted."""
+    if evicted and len(index):
+        firsts, ends = np.array(evicted, np.int64).T
+        before = np.searchsorted(firsts, index, "right") - 1
+        gone = (before >= 0) & (index < ends[before])
+        if gone.any():
+            raise ShapeError(f"tokens: {int(index[gone][0])} was evicted")

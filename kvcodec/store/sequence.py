@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequence_
 from dataclasses import replace
@@ -12,17 +13,19 @@ import numpy.typing as npt
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import Kind, StreamId
-from kvcodec.log.frame import Record, new_record
+from kvcodec.layout import DropScope, StreamId
+from kvcodec.log.frame import Record
 from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
+from kvcodec.store.ending import check_servable, drop_record, evict, truncate
 from kvcodec.store.extents import Extent
 from kvcodec.store.growths import Seen
-from kvcodec.store.index import Key
 from kvcodec.store.outgoing import Left, Outgoing, behind_keys, is_coded
+from kvcodec.store.policy import SequenceInfo
 from kvcodec.store.readable import Readable
 from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
 from kvcodec.store.rows import take_rows
+from kvcodec.store.sequence_index import Key
 from kvcodec.store.window import OpenRows, Rows
 
 Array = npt.NDArray[Any]
@@ -163,10 +166,11 @@ class Sequence(Readable):
 
     def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
+        self._store.touch(self._index.info.id)
         records, opened, handed = coded
         outgoing = self._outgoing | {key: self._outgoing[key].newest for key in handed} if handed else self._outgoing
         if self._stale and opened:
-            records.insert(0, new_record(Kind.DROP, b"", sequence=self._index.info.id, first_token=self._index.length))
+            records.insert(0, drop_record(self._index.info.id, DropScope.TAIL, self._index.length))
         if self._store.durable_steps:
             records += self._step_records(opened, outgoing)
         if records:
@@ -210,6 +214,43 @@ class Sequence(Readable):
         for open_ in self._open.values():
             open_.logged = open_.end
 
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first `length`. Raises ShapeError."""
+        with self._store.lock:
+            self._store.check_writable()
+            self.take_up()
+            self.log_open_rows()
+            self._store.log_change(truncate(self, operator.index(length), self._index))
+            self._begin_anew()
+
+    def evict(self, first: int, end: int) -> None:
+        """Forget the rows of tokens first … end - 1, in all layers; all others keep their numbers.
+
+        They are not read or attended to any more, and their bytes become free once a whole record of them is gone. No
+        token of a residual window can be evicted. Raises ShapeError.
+        """
+        with self._store.lock:
+            self._store.check_writable()
+            self.take_up()
+            settled = min(open_.first for open_ in self._open.values())
+            self._store.log_change(evict(self, operator.index(first), operator.index(end), settled, self._index))
+
+    def prepare_fork(self, length: int) -> SequenceInfo:
+        """Have all rows in the log; what a sequence that shares `length` tokens begins as. Raises ShapeError."""
+        self.take_up()
+        self.log_open_rows()
+        if not 0 <= length <= len(self):
+            raise ShapeError(f"sequence {self.name!r}: a fork at token {length} of {len(self)}")
+        check_servable(self._index, length)
+        return self._index.info
+
+    def _begin_anew(self) -> None:
+        """Take up what is in the log."""
+        self._open, self._stale = {}, False
+        self._places.clear()
+        self._outgoing = {key: self._make_outgoing(key) for key in self._index.maps}
+        self.take_up()
+
     def take_up(self) -> None:
         """Load the open rows of a sequence that an earlier writer left."""
         if self._open:
@@ -222,7 +263,7 @@ class Sequence(Readable):
         """The rows of the last STEP records. Codes stay the codes they are, so that nothing is rounded twice."""
         extents: list[Extent] = []
         for extent in reversed(self._index.maps[key].covering(0, length)):
-            if extent.coded.step is None or (extents and extent.end < extents[0].first):
+            if extent.coded.step is None or extent.end < (extents[0].first if extents else length):
                 break
             extents.insert(0, extent)
         outgoing = self._outgoing[key] = self._begun(self._outgoing[key], extents)

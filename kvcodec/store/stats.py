@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
-from kvcodec.layout import SPARE_BYTES, CodecId
+from kvcodec.layout import SPARE_BYTES, CodecId, Lane
 from kvcodec.store.index import row_bytes
 from kvcodec.store.reading import count_kinds
 
 if TYPE_CHECKING:
-    from kvcodec.store.index import SequenceIndex
+    from kvcodec.store.sequence_index import SequenceIndex
     from kvcodec.store.store import Store
 
 
@@ -52,7 +52,8 @@ class Stats:
     """One log. All figures are bytes unless named otherwise.
 
     raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
-    framed: with frame and record headers; programmed: with padding and block headers; spare: out-of-band, apart.
+    framed: with frame and record headers; programmed: with padding and block headers, and what was copied, which is
+    programmed to clean blocks; spare: out-of-band, apart. begun: sequences that ever were.
     dictionary: records of dictionaries and codebooks, which are framed and programmed too; dictionaries: hashes of
     their sets;
     growths: how many of these grew out of others; grown: their records.
@@ -79,6 +80,8 @@ class Stats:
     dictionaries: tuple[str, ...]
     growths: int = 0
     grown_bytes: int = 0
+    copied_bytes: int = 0
+    begun: int = 0
 
     @property
     def bytes_per_number(self) -> float:
@@ -110,8 +113,11 @@ class Stats:
             "ratio_file": self.ratio(self.file_bytes),
             "write_amplification": self.write_amplification,
             "write_amplification_format": self.framed_bytes / self.host_bytes if self.host_bytes else float("nan"),
-            "write_amplification_padding": self.programmed_bytes / self.framed_bytes
+            "write_amplification_padding": (self.programmed_bytes - self.copied_bytes) / self.framed_bytes
             if self.framed_bytes
+            else float("nan"),
+            "write_amplification_cleaning": self.programmed_bytes / (self.programmed_bytes - self.copied_bytes)
+            if self.programmed_bytes
             else float("nan"),
         }
         return asdict(self) | {name: value if value == value else None for name, value in ratios.items()}
@@ -122,7 +128,8 @@ def measure_store(store: Store) -> Stats:
     device, log = store.device, store.log
     sequences = tuple(_measure_sequence(store, index) for index in store.index.sequences.values())
     grown = store.index.dictionaries.growths
-    counters = device.counters if store.writable else log.counters()
+    counted = device.counters if store.writable else {walk.lane: walk.counters() for walk in log.walks}
+    fresh, kept = counted[Lane.FRESH], counted[Lane.KEPT]
     erase_counts, units = [], 0
     for number in np.flatnonzero(device.generations()).tolist():
         units += int(device.programmed(number).sum())
@@ -138,9 +145,9 @@ def measure_store(store: Store) -> Stats:
         payload_bytes=sum(s.payload_bytes for s in sequences),
         coded_bytes=sum(s.coded_bytes for s in sequences),
         coded_numbers=sum(s.coded_numbers for s in sequences),
-        host_bytes=counters.host,
-        framed_bytes=counters.framed,
-        programmed_bytes=counters.programmed,
+        host_bytes=fresh.host,
+        framed_bytes=fresh.framed,
+        programmed_bytes=fresh.programmed + kept.programmed,
         spare_bytes=units * SPARE_BYTES,
         file_bytes=device.image.size,
         frames=store.frames,
@@ -153,6 +160,8 @@ def measure_store(store: Store) -> Stats:
         dictionaries=tuple(basis.hex() for basis in store.index.dictionaries.held()),
         growths=len(grown),
         grown_bytes=sum(growth.nbytes for growth in grown),
+        copied_bytes=kept.programmed,
+        begun=store.index.last_id,
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import operator
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -14,92 +13,46 @@ import numpy as np
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
-    FormatError,
-    KvcodecError,
     NoSpace,
     ShapeError,
     SpecError,
     StoreClosed,
     UnknownSequence,
 )
-from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD
-from kvcodec.log.frame import Record
-from kvcodec.log.located import Located, join_records
-from kvcodec.log.reader import Log
-from kvcodec.log.recover import Recovery
-from kvcodec.log.sidecar import load_sidecar, write_sidecar
-from kvcodec.log.writer import LogWriter
+from kvcodec.layout import DropScope, RetireCause
+from kvcodec.log.cleaner import Cleaner
+from kvcodec.log.sidecar import write_sidecar
+from kvcodec.log.takeup import take_up
 from kvcodec.store.coding import Coding
+from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
-from kvcodec.store.identity import mismatch
-from kvcodec.store.index import LogIndex
+from kvcodec.store.liveness import Liveness
+from kvcodec.store.logged import LoggedStore
 from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
-from kvcodec.store.records import RAW
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
 
 if TYPE_CHECKING:
+    from kvcodec.attention.state import AttentionState
     from kvcodec.attention.strips import Form
-    from kvcodec.store.growing import Growing
 
 K = TypeVar("K")
 T = TypeVar("T")
-_STEP_SHARE = 4  # a STEP record takes at most this share of an erase block
+_DEAD_SHARE = 0.02  # of a block that is worth cleaning it when a log is compacted
 
 
-class Store:
+class Store(LoggedStore):
     """An open log. Use `open_store` (kvcodec.open); close it, or use it as a context manager.
 
     Attributes: model, path, log (with `report` of what recovery met). One process writes, any number reads, and a
     reader follows a writer live. Every method may be called from many threads.
     """
 
-    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool, threads: int = 1) -> None:
-        self.path, self.device = path, device
-        self.durable_steps, self.journal = False, RAW
-        self.growing: Growing | None = None
-        self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
-        self._threads = threads
-        self.lock = threading.RLock()
-        self._writer: LogWriter | None = None
-        self._sequences: dict[int, Sequence] = {}
-        self._closed = False
-        self.will_write = writable
-        self._failure: KvcodecError | None = None
-        resume = not writable and recovery == Recovery.TORN_TAIL
-        try:
-            self._load(recovery, resume=resume)
-        except FormatError:
-            if not self._trusted:
-                raise
-            self._load(recovery, resume=False)  # whatever the sidecar said, the log alone decides
-
-    def _load(self, recovery: Recovery, *, resume: bool) -> None:
-        self.log = Log(self.device, recovery)
-        self.index = LogIndex(self.log)
-        self._located: list[Sequence_[Located]] = []
-        trusted = load_sidecar(self.path, self.log, resume=resume)
-        self._trusted = bool(trusted)
-        self._enter(join_records([trusted, self.log.poll_table()]))
-
     # -- opening and closing -----------------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Model:
-        """The model that the log's sequences belong to."""
-        models = list(self.index.models.values())
-        if not models:
-            raise UnknownSequence(f"{self.path} holds no model yet")
-        return models[-1]
-
-    @property
-    def writable(self) -> bool:
-        return self._writer is not None
 
     def begin(
         self,
@@ -126,7 +79,13 @@ class Store:
                 self.index.dictionaries.find(rule.policy.spec.basis)
         check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
-        self._writer = LogWriter(self.device, self.log)
+        self._writers = take_up(self.device, self.log)
+        keeper = Liveness(self.index, self.known.table, self.known.add, self.known.forget)
+        self._cleaner = Cleaner(self.device, self.log, self._writers, keeper)
+        if self.device.faults is not None and not self.index.models:
+            bad = self.device.faults.bad_blocks(self.device.blocks)
+            if bad:
+                self._cleaner.retire(bad, RetireCause.FACTORY)
         if grow:
             from kvcodec.store.growing import Growing  # its kernels are for few logs
 
@@ -139,25 +98,22 @@ class Store:
         if records:
             self.log_records(records)
 
-    def check_model(self, model: Model | None) -> None:
-        """Raises IdentityMismatch if the log belongs to another model, SpecError if nobody says which it is for."""
-        if model is not None and self.index.models and model.hash not in self.index.models:
-            raise mismatch(self.path, self.model, model)
-        if model is None and not self.index.models:
-            raise SpecError(f"{self.path} holds no model yet: pass model=")
-
     def close(self) -> None:
         """Make everything durable (a writer), write the index sidecar, and let go of the file."""
         with self.lock:
             if self._closed:
                 return
             try:
-                if self._writer is not None:
+                if self._writers is not None:
                     try:
                         self._log_open_rows()
+                        if self.cap is not None and (records := self.cap.records(self.index)):
+                            self.log_records(records)
                     finally:  # what is in the log already becomes durable even if there is no room for more
-                        self._writer.witness()
-                        write_sidecar(self.path, self.device.uuid, self._writer.end(), join_records(self._located))
+                        for writer in self._writers:
+                            writer.witness()
+                        ends = [writer.end() for writer in self._writers]
+                        write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
 
@@ -187,15 +143,55 @@ class Store:
             self.refresh()
             number = self.index.by_name.get(name)
             if number is None:
-                if self._writer is None:
+                if self._writers is None:
                     raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
                 number = self._begin_sequence(name)
             if number not in self._sequences:
                 self._sequences[number] = Sequence(self, self.index.sequences[number])
             sequence = self._sequences[number]
-            if self._writer is not None:
+            if self._writers is not None:
                 sequence.take_up()
             return sequence
+
+    def drop(self, name: str) -> None:
+        """End a sequence; its name is free again. What was forked from it stays. Raises UnknownSequence."""
+        with self.lock:
+            self.check_writable()
+            number = self.index.by_name.get(name)
+            if number is None:
+                raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
+            self.log_change(drop_record(number, DropScope.SEQUENCE))
+            self._sequences.pop(number, None)
+
+    def fork(self, name: str, new: str, tokens: int | None = None) -> Sequence:
+        """Begin a sequence with the first tokens, all unless told, of another one, whose records it shares.
+
+        Raises UnknownSequence, SpecError for a name that is taken, ShapeError for tokens that are not there.
+        """
+        with self.lock:
+            self.check_writable()
+            check_name(new)
+            if name not in self.index.by_name:
+                raise UnknownSequence(f"{self.path} holds no sequence {name!r}")
+            if new in self.index.by_name:
+                raise SpecError(f"{self.path} holds a sequence {new!r} already")
+            parent = self.sequence(name)
+            length = len(parent) if tokens is None else operator.index(tokens)
+            info = parent.prepare_fork(length)
+            number = self._next_id()
+            self.log_change(replace(info, id=number, name=new, fork=(info.id, length)).record())
+            return self.sequence(new)
+
+    def compact(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
+        """Clean every block of which a share is dead, so that the file is as small as it gets; how many were erased.
+
+        progress: called with blocks that are done and those that are known to be wanted. Raises NoSpace.
+        """
+        with self.lock:
+            self.check_writable()
+            self._log_open_rows()
+            assert self._cleaner is not None
+            return self._cleaner.clean_all(_DEAD_SHARE, progress)
 
     def sequences(self) -> list[str]:
         """Names of all sequences, in the order in which they were begun."""
@@ -208,28 +204,16 @@ class Store:
 
     def _begin_sequence(self, name: str) -> int:
         model = self.model
-        number = max(self.index.sequences, default=0) + 1
+        number = self._next_id()
         assert self.index.default is not None
         self.log_records([SequenceInfo(number, name, model.hash, self.index.default).record()])
         return number
 
-    # -- the log -----------------------------------------------------------------------------------------------
-
-    def refresh(self) -> None:
-        """Take in what a writer in another process has committed."""
-        with self.lock:
-            if self._closed:
-                raise StoreClosed(f"{self.path} is closed")
-            if self._failure is not None:
-                raise self._failure
-            if self._writer is not None:
-                return
-            try:
-                self._enter(self.log.poll_table())
-            except BaseException as error:  # records may be missing from the index now, DROPs among them
-                broken = f"{self.path}: following the log failed, open it again: {error}"
-                self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
-                raise
+    def _next_id(self) -> int:
+        """An id that no sequence ever had. A log that was cleaned may not know all of them any more, but each sequence
+        began with a record, whose lsn is not below its id.
+        """
+        return max(self.index.last_id, self.log.lsn if len(self.log.freed) else 0) + 1
 
     def sync(self) -> None:
         """Everything appended so far is durable when this returns."""
@@ -243,7 +227,9 @@ class Store:
     def _log_open_rows(self) -> None:
         """Log the open rows of all sequences; if some find no room, the others still do."""
         failures = []
-        for sequence in self._sequences.values():
+        for number, sequence in list(self._sequences.items()):
+            if number not in self._sequences:  # dropped for those before it
+                continue
             try:
                 sequence.log_open_rows()
             except NoSpace as error:
@@ -251,37 +237,11 @@ class Store:
         if failures:
             raise failures[0]
 
-    def check_writable(self) -> LogWriter:
-        """The writer. Raises StoreClosed if there is none."""
-        if self._closed or self._writer is None:
-            raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
-        self.device.image.fd()
-        return self._writer
-
-    def log_records(self, records: Sequence_[Record]) -> None:
-        """Commit records to the log and enter them in the index."""
-        self._enter(self.check_writable().append(records))
-
     def grow(self) -> None:
         """Let the sets grow for which it is time. Where the device has no room for that, they stay as they are."""
         for step in self.growing.grow(self.log_records, self.step_limit) if self.growing else ():
             for sequence in self._sequences.values():
                 sequence.hand_over(step.parent.hash, step.child)
-
-    def _enter(self, located: Sequence_[Located]) -> None:
-        self.index.enter(located)
-        if self.will_write:
-            self._located.append(located)
-
-    @property
-    def frames(self) -> int:
-        """Frames in the log."""
-        return self._writer.end().frames if self._writer else self.log.report.frames
-
-    @property
-    def step_limit(self) -> int:
-        """Bytes of the body of a STEP record that leave room for others in an erase block."""
-        return max(1, (self.device.geometry.block_bytes - FRAME_OVERHEAD) // _STEP_SHARE)
 
     def map(self, work: Callable[[K], T], keys: Sequence_[K]) -> list[T]:
         """`work` for each key, in parallel where the store has threads; the results in the keys' order."""
@@ -309,7 +269,7 @@ class Store:
         """
         from kvcodec.attention.arrays import check_bits  # whoever only reads or writes does without attention
         from kvcodec.attention.tiers import take_tiers
-        from kvcodec.store.attending import attend_places, check_batch, take_layer_queries
+        from kvcodec.store.attending import check_batch, take_layer_queries
 
         check_bits(query_bits)
         check_batch(q, len(sequences))
@@ -320,16 +280,25 @@ class Store:
             raise ShapeError(f"layer {layer} has {len(layers)} shapes in these sequences, want one")
         wide = take_layer_queries(q, layers.copy().pop())
         taken = None if tiers is None else take_tiers(tiers, [c for s in sequences for c in s.sparse_codes(layer)])
+
+        def run() -> list[AttentionState]:
+            return self._attend(layer, sequences, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken)
+
+        states = self.retrying(run)
+        return states if return_state else np.stack([state.output() for state in states])
+
+    def _attend(
+        self, layer: int, sequences: Sequence_[Readable], wide: Any, window: int | None, tokens: Any, **how: Any
+    ) -> list[AttentionState]:
+        from kvcodec.store.attending import attend_places
+
         forms: list[Form] = []
         with self.lock:
             self.refresh()
             places = [sequence.find_places(layer, window, tokens, forms) for sequence in sequences]
         try:
-            shape = layers.pop()
-            states = attend_places(
-                shape, places, forms, wide, scale=scale, query_bits=query_bits, tiers=taken, threads=self._threads,
-                pool=self._pool,
-            )  # fmt: skip
+            shape = sequences[0].layer(layer)
+            states = attend_places(shape, places, forms, wide, threads=self._threads, pool=self._pool, **how)
         except LookupError as error:
             raise sequences[int(error.args[0])].lost(layer) from None
         except RuntimeError:  # the pool is gone
@@ -339,11 +308,7 @@ class Store:
         with self.lock:
             for place in (place for found in places for place in found.read):
                 self.log.check_unerased(place)
-        return states if return_state else np.stack([state.output() for state in states])
-
-    def sync_log(self) -> None:
-        """Make what is in the log durable, and leave open rows as they are."""
-        self.check_writable().sync()
+        return states
 
     def stats(self) -> Stats:
         """Bytes, ratios and wear. A writer's figures count what was programmed, not what waits for a sync."""

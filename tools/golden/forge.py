@@ -39,7 +39,8 @@ class Forge:
         self.begin_block(1)
 
     def begin_block(self, generation: int) -> None:
-        self.block = self.device.allocate(generation)
+        self.device.generation = generation - 1
+        self.block = self.device.allocate()
         self.offset = self.unit
 
     def seal(self, record: Record, **changes: Any) -> tuple[bytes, bytes]:

@@ -71,12 +71,7 @@ def _(forge: Forge) -> None:
     forge.frame(forge.seal(forged_model().record()), patch=frame_field("version", 1))
 
 
-@CASES.bad("frame-reserved", "a reserved field of a frame is set", "UnsupportedVersion")
-def _(forge: Forge) -> None:
-    forge.frame(forge.seal(forged_model().record()), patch=frame_field("reserved", 1))
-
-
-@CASES.bad("frame-flags", "a flag of a frame is set", "UnsupportedVersion", frozen=False)
+@CASES.bad("frame-flags", "a flag of a frame is set", "UnsupportedVersion")
 def _(forge: Forge) -> None:
     forge.frame(forge.seal(forged_model().record()), patch=frame_field("flags", 1))
 

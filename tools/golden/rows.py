@@ -66,8 +66,16 @@ for _name, _shows, _error, _fields in (
     ("step-sequence", "a sequence that was never begun", "CorruptRecord", {"sequence": 9}),
 ):
     CASES.bad_record(_name, f"a STEP record with {_shows}", forged_step, _error, frozen=False, **_fields)
-CASES.bad_record("drop-sequence", "a DROP record of a sequence that was never begun",
-                 lambda: new_record(Kind.DROP, b"", sequence=9), frozen=False)  # fmt: skip
+for _name, _shows, _fields in (
+    ("drop-scope", "an unknown scope", {"scope": 3}),
+    ("drop-nothing", "no sequence", {"sequence": 0}),
+    ("drop-end", "an end behind which it drops everything", {"end_token": 9}),
+    ("drop-empty", "a range of no tokens", {"scope": 1, "first_token": 4, "end_token": 4}),
+    ("drop-far", "a range beyond all tokens", {"scope": 1, "end_token": layout.MAX_TOKEN + 1}),
+    ("drop-part", "a sequence that ends at a token", {"scope": 2, "first_token": 4}),
+):
+    CASES.bad_record(_name, f"a DROP record with {_shows}", lambda: new_record(Kind.DROP, b"", sequence=1),
+                     frozen=False, **_fields)  # fmt: skip
 
 
 def bad_scale(name: str, shows: str, bits: int, *, frozen: bool = True) -> None:

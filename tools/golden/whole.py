@@ -178,6 +178,24 @@ def _(path: Path) -> None:
         fill(store.sequence("a"), 20, 50, 6)
 
 
+@CASES.made("cleaned", "sequences that were forked, cut, evicted from and dropped, in blocks that were cleaned")
+def _(path: Path) -> None:
+    """Records of both lanes, FREED, RETIRED and DROP of every scope among them."""
+    options: dict[str, Any] = {"device": "page=512,unit=64,block=4096", "capacity": 1 << 18, "residual": 0, "sinks": 0}
+    with kvcodec.open(path, "w", model=Model.uniform(1, 1, 16), faults="seed=1,bad=0.05", **options) as store:
+        for n, name in enumerate(("first", "second", "third", "fourth")):
+            fill(store.sequence(name), 0, 80, n)
+        store.fork("second", "fork", 40)
+        store.sequence("first").truncate(40)
+        store.drop("second")
+        store.drop("third")
+        store.sequence("fourth").evict(10, 60)
+        store.sync()
+        store.compact()
+        fill(store.sequence("fork"), 40, 40, 9)
+        store.compact()
+
+
 @CASES.made("worked-example", "every kind of record; the bytes that formats/ shows")
 def _(path: Path) -> None:
     """The log whose bytes formats/*.md show."""

@@ -1,0 +1,318 @@
+"""Cleaning: what is alive in a block is copied into lane KEPT, then the block is erased (formats/frame.md).
+
+A block is erased once two things are durable: its copies, and a FREED record that says which frames went with it. What
+made the rest of it worthless must be durable as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcodec.errors import CorruptRecord, EraseFailed, NoSpace
+from kvcodec.flash.block import Block
+from kvcodec.flash.device import Device
+from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind, RetireCause
+from kvcodec.log.blocks import OneBlock
+from kvcodec.log.frame import Record
+from kvcodec.log.freed import freed_records
+from kvcodec.log.located import Located
+from kvcodec.log.reader import Log
+from kvcodec.log.recover import Recovery
+from kvcodec.log.retired import retired_records
+from kvcodec.log.takeup import Writers
+from kvcodec.log.victims import FULL, choose_victim
+from kvcodec.log.walk import Cursor, Span, Walk
+
+_FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
+_LEAST_FREE = 3
+_HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
+_FEW_BLOCKS = 12
+_AT_ONCE = 5  # units of copies that one step makes at most
+
+
+class Keeper(Protocol):
+    """Who knows what is alive."""
+
+    def dead_bytes(self) -> NDArray[np.float64]:
+        """Bytes in each block of the device that are worth nothing, (blocks present,); of a block in which there is
+        nothing else all of it.
+        """
+        ...
+
+    def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
+        """Those of a block's records that are alive."""
+        ...
+
+    def moved(self, copies: Sequence[Located]) -> None:
+        """Records are where these copies of them are."""
+        ...
+
+    def erased(self, block: Block) -> None:
+        """A block is gone."""
+        ...
+
+
+@dataclass
+class _Victim:
+    """A block that is being cleaned. span: its frames, None if it has none. queue: records yet to be copied.
+    has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
+    """
+
+    block: Block
+    span: Span | None
+    queue: deque[Located] = field(default_factory=deque)
+    queue_bytes: int = 0
+    has_runs: bool = False
+    waits_for: int = 0
+
+
+class Cleaner:
+    """Cleans the blocks of a log, a little at a time."""
+
+    def __init__(self, device: Device, log: Log, writers: Writers, keeper: Keeper) -> None:
+        self._device, self._log, self._writers, self._keeper = device, log, writers, keeper
+        self._victim: _Victim | None = None
+        self._ready: list[_Victim] = []  # of which nothing is left to be copied
+        self._spoilt: set[int] = set()  # generations of blocks that can't be cleaned
+        self._levelled = False  # whether the last victim was chosen for its wear
+
+    @property
+    def reserve(self) -> int:
+        """Erased blocks below which cleaning begins."""
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.blocks))
+
+    def keep_room(self, records: Sequence[Record]) -> None:
+        """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
+        size, block_bytes = _sizes(records), self._device.geometry.block_bytes
+        most = 2 * size // block_bytes + 2  # blocks, each at least half full
+        if self._victim is None and not self._ready and self._device.erased_blocks - most > self.reserve:
+            return
+        needed = self._writers.fresh.count_fresh(records) + _HELD
+        with contextlib.suppress(NoSpace):
+            self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
+            return
+        self._victim = None
+
+    def check_room(self, records: Sequence[Record]) -> None:
+        """Raises NoSpace for records that would take the blocks that cleaning needs, and DROP records.
+
+        A device of few blocks has none to spare for that.
+        """
+        left = self._device.erased_blocks - _HELD
+        if self._device.most_blocks < _FEW_BLOCKS or left * self._device.geometry.block_bytes > 2 * _sizes(records):
+            return
+        needed = self._writers.fresh.count_fresh(records)
+        if needed > max(0, left):
+            raise self._device.no_space(needed, max(0, left))
+
+    def _keep_room(self, needed: int, units: int) -> None:
+        free = self._device.erased_blocks
+        if self._victim is None and not self._ready and free > self.reserve:
+            return
+        if self._ready:
+            self._erase()
+        elif self._victim is not None or self._begin(urgent=free <= self.reserve // 2):
+            self._step(self._share(units))
+        for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
+            if self._device.erased_blocks >= needed or not self._clean_one(urgent=True):
+                break
+
+    def _share(self, units: int) -> int:
+        """Units of copies that keep pace with so many of a writer."""
+        assert self._victim is not None
+        per_block = self._device.geometry.units_per_block
+        live = self._victim.queue_bytes // self._device.geometry.unit_bytes + 1
+        return min(_AT_ONCE, max(1, units) * -(-live // max(1, per_block - live)) + 1)
+
+    def clean_all(self, least: float, tell: Callable[[int, int], None] = lambda _done, _all: None) -> int:
+        """Clean blocks until none is dead to a share of `least`. Gives how many were erased.
+
+        tell: called with the blocks that are done and all that are to be. Raises NoSpace.
+        """
+        for writer in self._writers:
+            writer.sync()
+        fresh, room = self._writers.fresh, self._device.geometry.block_bytes - self._device.geometry.unit_bytes
+        old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
+        done = self._clean_old(old, least, tell, 0)
+        if fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
+            fresh.begin_block()
+            done = self._clean_old(old, least, tell, done)
+        return done
+
+    def _clean_old(self, old: set[int], least: float, tell: Callable[[int, int], None], done: int) -> int:
+        """Clean blocks of these generations that are closed. done: how many were before; gives how many are now."""
+        while True:
+            shares = [(share, block) for block, share in self._candidates() if block.generation in old]
+            chosen = [block for share, block in shares if 1 - share >= least]
+            if self._victim is None and not chosen:
+                break
+            if self._victim is None:
+                self._take(chosen[0])
+            while self._victim is not None:
+                self._step(1 << 30)
+            if self._device.erased_blocks <= self.reserve:
+                self._erase(surely=True)
+            done += 1
+            tell(done, done + max(0, len(chosen) - 1))
+        self._erase(surely=True)
+        return done
+
+    # -- one block ---------------------------------------------------------------------------------------------
+
+    def _clean_one(self, *, urgent: bool) -> bool:
+        if self._victim is None and not self._ready and not self._begin(urgent=urgent):
+            return False
+        while self._victim is not None:
+            self._step(1 << 30)
+        self._erase(surely=True)
+        return True
+
+    def _candidates(self) -> list[tuple[Block, float]]:
+        """Blocks that can be cleaned, each with the share of it that is alive."""
+        passed = self._spoilt | {victim.block.generation for victim in self._ready}
+        dead = self._keeper.dead_bytes()
+        room = self._device.geometry.block_bytes - self._device.geometry.unit_bytes
+        found = []
+        for walk, writer in zip(self._log.walks, self._writers, strict=True):
+            for block in walk.blocks.in_use():
+                is_open = writer.block is not None and block.generation == writer.block.generation
+                if not is_open and block.generation not in passed and not self._is_gone(walk, block):
+                    own = dead[block.number] if block.generation in walk.spans else room
+                    found.append((block, max(0.0, 1 - own / room)))
+        return found
+
+    def _is_gone(self, walk: Walk, block: Block) -> bool:
+        """Whether a block was retired, and nothing in it counts any more."""
+        if block.number not in self._device.retired:
+            return False
+        span = walk.spans.get(block.generation)
+        return span is None or self._log.freed.covers(block.lane, span.first, span.end)
+
+    def retire(self, blocks: Sequence[int], cause: RetireCause) -> None:
+        """Use these blocks no more, of which none is in use; durable when it returns."""
+        for block in blocks:
+            self._device.retire(block, cause)
+        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
+        self._writers.kept.append(retired_records(dict.fromkeys(blocks, cause), limit))
+        self._writers.kept.sync()
+
+    def _begin(self, *, urgent: bool) -> bool:
+        """Choose a block and look at what is alive in it; False if there is none worth it."""
+        found = self._candidates()
+        if not found:
+            return False
+        blocks, shares = zip(*found, strict=True)
+        counts = np.array([self._device.erase_counts.get(block.number, 0) for block in blocks], np.int64)
+        age = np.array([self._device.generation - block.generation for block in blocks], np.float64)
+        mean = sum(self._device.erase_counts.values()) / max(1, len(self._device.erase_counts))
+        chosen = choose_victim(np.array(shares), age, counts, mean, urgent=urgent, level=not self._levelled)
+        if chosen < 0:
+            return False
+        self._levelled = shares[chosen] >= FULL
+        return self._take(blocks[chosen])
+
+    def _take(self, block: Block) -> bool:
+        walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
+        victim = _Victim(block, walk.spans.get(block.generation))
+        records = self._read(walk, block)
+        if any(int(one.header["kind"]) not in HEADERS for one in records):
+            self._spoilt.add(block.generation)  # who knows what they hang on
+            return False
+        victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
+        victim.queue.extend(self._keeper.choose(block.number, records))
+        victim.queue_bytes = sum(map(_size, victim.queue))
+        victim.waits_for = self._writers.fresh.number
+        self._victim = victim
+        return True
+
+    def _read(self, walk: Walk, block: Block) -> list[Located]:
+        """All records of a block."""
+        span = walk.spans.get(block.generation)
+        if span is None:
+            return []
+        alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
+        alone.blocks = OneBlock(block)
+        alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
+        return alone.poll()
+
+    def _step(self, units: int) -> None:
+        """Copy up to so many units of what is alive in the victim; with the last of it, free it."""
+        victim = self._victim
+        assert victim is not None
+        left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
+        while victim.queue and left > 0:
+            one = victim.queue.popleft()
+            try:
+                copy, lsn = self._load(one)
+            except CorruptRecord:
+                self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
+                self._victim = None
+                return
+            copies.append(copy)
+            lsns.append(lsn)
+            left -= _size(one)
+            victim.queue_bytes -= _size(one)
+        if copies:
+            self._keeper.moved(self._writers.kept.append(copies, lsns))
+        if not victim.queue:
+            self._ready.append(victim)
+            self._victim = None
+
+    def _load(self, one: Located) -> tuple[Record, int]:
+        """A copy of a record, and its lsn. Raises CorruptRecord."""
+        header, body = self._log.load(one.place)
+        return Record(np.array(header), body.copy()), int(header["lsn"])
+
+    def _erase(self, *, surely: bool = False) -> None:
+        """Erase what is ready, if what that waits for is durable; surely: make it so."""
+        fresh, kept = self._writers
+        waits_for = max((victim.waits_for for victim in self._ready), default=0)
+        if fresh.durable < waits_for:
+            fresh.settle()
+        if fresh.durable < waits_for and surely:
+            fresh.sync()
+        if fresh.durable < waits_for or not self._ready:
+            return
+        runs = [(victim.block.lane, victim.span.first, victim.span.end) for victim in self._ready if victim.span]
+        for run in runs:
+            self._log.freed.add(*run)
+        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
+        if any(victim.has_runs for victim in self._ready):
+            runs = list(self._log.freed)
+            kept.append(retired_records(self._device.retired, limit))
+        if runs:
+            kept.append(freed_records(runs, limit))
+        kept.sync()
+        self._erase_ready(limit)
+
+    def _erase_ready(self, limit: int) -> None:
+        """Erase what nothing stands against any more; retire what does not erase."""
+        failed = {}
+        for victim in self._ready:
+            number = victim.block.number
+            try:
+                self._device.erase(number)
+            except EraseFailed:
+                failed[number] = RetireCause.ERASE
+                self._device.retire(number, RetireCause.ERASE)
+            else:
+                self._keeper.erased(victim.block)
+        self._ready.clear()
+        if failed:
+            self._writers.kept.append(retired_records(failed, limit))
+            self._writers.kept.sync()
+
+
+def _sizes(records: Sequence[Record]) -> int:
+    return sum(record.size for record in records)
+
+
+def _size(one: Located) -> int:
+    return int(one.header["header_bytes"]) + int(one.header["body_bytes"]) + RECORD_HEADER.itemsize

@@ -1,0 +1,77 @@
+"""Becoming the writer of a log: where its lanes go on, and what a crash left behind."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcodec.errors import EraseFailed, SpecError
+from kvcodec.flash.device import Device
+from kvcodec.log.reader import Log
+from kvcodec.log.recover import Recovery
+from kvcodec.log.walk import Walk
+from kvcodec.log.writer import LaneWriter
+
+
+class Writers(NamedTuple):
+    """Of the records that are appended, and of what is copied out of blocks that are erased."""
+
+    fresh: LaneWriter
+    kept: LaneWriter
+
+
+def take_up(device: Device, log: Log) -> Writers:
+    """The writers of a log that was polled to its end, on the same device.
+
+    Takes up an unclean end: goes on in the next unit (the last one may be unstable); blocks that hold nothing accepted
+    are erased, and so are those of whose frames none was, as a crash within their erase leaves them. Raises SpecError
+    for a damaged log.
+    """
+    if log.report.damage or log.recovery == Recovery.SKIP_DAMAGED:
+        raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
+    accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
+    stale = [b for b in range(device.present_blocks()) if b not in accepted and _touched(device, b).any()]
+    device.retired = log.retired
+    device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
+    fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk)) for walk in log.walks)
+    if stale:
+        device.sync()  # what makes them worthless may have been read before it was on the medium
+    for number in stale:
+        with contextlib.suppress(EraseFailed):  # the cleaner will see
+            device.erase(number)
+    if stale:
+        device.sync()
+    return Writers(fresh, kept)
+
+
+def _is_accepted(walk: Walk, generation: int) -> bool:
+    end = walk.cursor.block
+    if end is None or generation > end.generation:
+        return False
+    return generation == end.generation or generation in walk.spans
+
+
+def _next_unit(device: Device, walk: Walk) -> int:
+    """The unit of a lane's open block from which on it is erased."""
+    block = walk.cursor.block
+    if block is None:
+        return 0
+    used = np.flatnonzero(device.programmed(block.number) | _touched(device, block.number))
+    return int(used[-1]) + 1 if used.size else 0
+
+
+def _touched(device: Device, block: int) -> npt.NDArray[np.bool_]:
+    """Units of which a slot or data byte is set: programmed, or caught by a crash in the middle of it."""
+    units, unit = device.geometry.units_per_block, device.geometry.unit_bytes
+    touched = np.zeros(units, np.bool_)
+    slots = device.slots(block).view("<u8").reshape(-1, 2)
+    touched[: len(slots)] = (slots != 0).any(axis=1)
+    held = device.data(block, 0, units * unit)
+    whole = held.size // unit
+    touched[:whole] |= held[: whole * unit].reshape(-1, unit).any(axis=1)
+    if held.size % unit:
+        touched[whole] |= held[whole * unit :].any()
+    return touched

@@ -1,0 +1,388 @@
+"""The walk along the chain of frames of one lane, live or at rest, and what recovery makes of a bad place.
+
+`durable` decides between a torn tail and damage: a bad place at frame n is damage if a later frame says that n had
+reached the medium (formats/frame.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcodec.errors import CorruptRecord, UnsupportedVersion
+from kvcodec.flash.block import Block, Counters
+from kvcodec.flash.device import Device
+from kvcodec.layout import FREED_HEADER, NO_FRAME, Kind, Lane
+from kvcodec.log.blocks import BlockOrder
+from kvcodec.log.broken import Broken
+from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop, read_frame
+from kvcodec.log.freed import FreedFrames, read_freed
+from kvcodec.log.located import NOWHERE, Located, Place, RecordTable, join_records
+from kvcodec.log.recover import BadRange, Found, Recovery, Report, alive
+from kvcodec.log.scan import Scanned, scan_frames
+
+
+@dataclass
+class Cursor:
+    """The end of the walk: the next frame is expected at byte `offset` of `block`."""
+
+    block: Block | None = None
+    offset: int = 0
+    number: int = 0
+    crc: int = 0
+    durable: int = 0
+    session: int = 0
+    drops: int = 0
+
+
+class Span(NamedTuple):
+    """The frames of a block that the walk accepted: at which byte the first one begins, its number, the number of the
+    frame behind the last, and the CRC of the frame before.
+    """
+
+    offset: int
+    first: int
+    end: int
+    previous: int
+
+
+_FEW = 8  # frames that are read with care before a scan is worth beginning
+
+
+class Walk:
+    """The reading side of one lane. `poll` gives the records that were committed since the last poll.
+
+    freed: what is known of frames that are gone on purpose. jumps: frames that were passed over while nothing was known
+    of them yet, which `trusting` allows: (first, end). passed: whether any were passed over since that was last set.
+    """
+
+    def __init__(
+        self, device: Device, recovery: Recovery, lane: Lane = Lane.FRESH, freed: FreedFrames | None = None,
+        *, trusting: bool = False,
+    ) -> None:  # fmt: skip
+        self.device, self.recovery, self.lane = device, recovery, lane
+        self.freed, self._trusting = FreedFrames() if freed is None else freed, trusting
+        self.ask: Callable[[], bool] = lambda: False  # for more of `freed`; whether there was something
+        self.jumps: list[tuple[int, int]] = []
+        self.passed = False
+        self.cursor = Cursor()
+        self.report = Report()
+        self.totals = Counters()
+        self.lsn = 0
+        self.spans: dict[int, Span] = {}  # by the generation of blocks; of those that were walked
+        self.known_durable = 0  # a frame number that the sidecar vouches for
+        self.stopped = self._skipped = False
+        self.broken: list[Broken] = []  # where frames were skipped
+        self.blocks = BlockOrder(device, lane)
+
+    # -- walking -----------------------------------------------------------------------------------------------
+
+    def poll(self) -> list[Located]:
+        """Records of all frames committed since the last call, in log order, each frame read with care.
+
+        Raises CorruptRecord for damage (and in mode `absolute` for any flaw), TruncatedLog, UnsupportedVersion.
+        """
+        out: list[Located] = []
+        while (found := self._step()) is not None:
+            out += found
+        return out
+
+    def poll_table(self) -> Sequence[Located]:
+        """What `poll` gives and raises; quicker, and as a table, where many frames wait."""
+        parts: list[Sequence[Located]] = []
+        few: list[Located] = []
+        frames = 0
+        while (found := self._step()) is not None:
+            few, frames = few + found, frames + 1
+            if frames == _FEW:
+                parts += [few, *self._scan()]
+                few, frames = [], 0
+        return join_records([*parts, few]) if parts else few
+
+    def _step(self) -> list[Located] | None:
+        """Records of the next frame; None at the end of the log."""
+        if self.stopped or (frame := self._next_frame()) is None:
+            return None
+        block, out = self.cursor.block, list[Located]()
+        assert block is not None
+        if self._skipped and frame.id.drops != self.cursor.drops:
+            out.append(Located(NOWHERE, implied_drop(self.lsn)))
+        self._skipped = False
+        out += (Located(Place(block.generation, block.number, at), header) for at, header in frame.records)
+        self._count(frame)
+        self.note(block, self.cursor.offset, frame.id.number, frame.id.number, frame.id.previous)
+        self.cursor = Cursor(
+            block,
+            frame.end,
+            frame.id.number,
+            frame.crc,
+            max(self.cursor.durable, frame.id.durable),
+            frame.id.session,
+            count_drops(frame.id.drops, (int(header["kind"]) for _, header in frame.records)),
+        )
+        return out
+
+    def _scan(self) -> Iterator[RecordTable]:
+        """Records of frames that need no care, up to the first one that does; from block to block."""
+        block, offset = self.cursor.block, self.cursor.offset
+        while block is not None:
+            found = scan_frames(self.device, self.cursor, block, offset)
+            if block is not self.cursor.block:
+                if not found.frames:
+                    return
+                self._enter(block, offset)
+            self.note(block, offset, self.cursor.number + 1, found.cursor.number, self.cursor.crc)
+            self._count_scanned(found)
+            yield found.table
+            self._skip_padding(block)
+            if self._programmed_from(block, self.cursor.offset // self._unit):
+                return
+            block, offset = self.blocks.following(block), self._unit
+
+    def note(self, block: Block, offset: int, first: int, last: int, previous: int) -> None:
+        """Frames first … last, the first of them at byte `offset`, belong to a block."""
+        known = self.spans.get(block.generation)
+        if known is not None:
+            self.spans[block.generation] = known._replace(end=max(known.end, last + 1))
+        elif last >= first:
+            self.spans[block.generation] = Span(offset, first, last + 1, previous)
+
+    def _count_scanned(self, found: Scanned) -> None:
+        self.report.frames += found.frames
+        self.totals.framed += found.framed
+        self.totals.host += found.host
+        self.lsn = max(self.lsn, found.lsn)
+        self.cursor = found.cursor
+
+    def _count(self, frame: Frame) -> None:
+        self.report.frames += 1
+        self.totals.framed += frame.end - self.cursor.offset
+        self.totals.host += sum(host_bytes(header) for _, header in frame.records)
+        self.lsn = max(self.lsn, *(int(header["lsn"]) for _, header in frame.records), 0)
+
+    def counters(self) -> Counters:
+        """Cumulative bytes up to the cursor; of the open block all units that were programmed."""
+        block = self.cursor.block
+        units = int(self.device.programmed(block.number).sum()) if block else 0
+        return replace(self.totals, programmed=self.totals.programmed + units * self._unit)
+
+    def _enter(self, block: Block, offset: int) -> None:
+        """Set the cursor into a block; totals then are those before it."""
+        here = self.cursor.block
+        if here is None or here.number != block.number:
+            self.totals = replace(block.before) if block.before else self.counters()
+            if here is not None:
+                self.device.release(here.number)  # so that a walk over a log holds one block in memory, not all
+        self.cursor = replace(self.cursor, block=block, offset=offset)
+
+    def _next_frame(self) -> Frame | None:
+        """The frame that continues the chain, the cursor set to where it begins; None at the end of the log."""
+        if self._at_tail():
+            self.report.torn = None
+            if self.known_durable > self.cursor.number:
+                return self._damaged(f"the log ends here, but frame {self.known_durable} was durable", [])
+            return None
+        try:
+            frame = self._read_here()
+        except Flaw as flaw:
+            return self._after_flaw(str(flaw))
+        self.report.torn = None
+        return frame
+
+    def _at_tail(self) -> bool:
+        """Move over padding and to the next block; True if nothing is programmed beyond the cursor."""
+        while True:
+            block = self.cursor.block
+            if block is not None:
+                self._skip_padding(block)
+                if self._programmed_from(block, self.cursor.offset // self._unit):
+                    return False
+            following = self.blocks.following(block)
+            if following is None:
+                return True
+            if not self._programmed_from(following, 1):
+                later = (b for b in self.blocks.in_use() if b.generation > following.generation)
+                return not any(self._programmed_from(b, 1) for b in later)
+            if not self._first_continues(following):
+                if block is not None and self._programmed_from(block, self.cursor.offset // self._unit):
+                    return False  # a writer went on here before it began the next one
+                if not self._jump_to(following) and block is not None:
+                    return False
+            self._enter(following, self._unit)
+
+    def _programmed_from(self, block: Block, unit: int) -> bool:
+        """Whether any unit from `unit` on is programmed; the next one mostly tells."""
+        near = self.device.programmed(block.number, unit, min(2, self.device.geometry.units_per_block - unit))
+        return bool(near.any() or self.device.programmed(block.number, unit).any())
+
+    @property
+    def _unit(self) -> int:
+        return self.device.geometry.unit_bytes
+
+    def _skip_padding(self, block: Block) -> None:
+        inside = self.cursor.offset % self._unit
+        if inside:
+            rest = self.device.data(block.number, self.cursor.offset, self._unit - inside)
+            if rest.size == self._unit - inside and not rest.any():
+                self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
+
+    def _first_frame(self, block: Block) -> Frame | None:
+        """The frame at the beginning of a block; None if there is none that is good."""
+        try:
+            return self._read(block, self._unit)
+        except Flaw:
+            return None
+
+    def _first_continues(self, block: Block) -> bool:
+        frame = self._first_frame(block)
+        return frame is not None and self._continues(frame)
+
+    def _jump_to(self, block: Block) -> bool:
+        """Pass over frames that are gone on purpose, up to the first one of a block; False if they are not.
+
+        Where nothing is programmed any more behind the cursor, they were in blocks between it and that one.
+        """
+        frame = self._first_frame(block)
+        return frame is not None and self._jump(frame)
+
+    def _jump(self, frame: Frame) -> bool:
+        first, end = self.cursor.number + 1, frame.id.number
+        if end <= first:
+            return False
+        known = self._is_freed(first, end)
+        if not (known or self._trusting):
+            return False
+        if not known:
+            self.jumps.append((first, end))
+        self.passed = True
+        self.cursor = replace(self.cursor, number=end - 1, crc=frame.id.previous, drops=frame.id.drops)
+        return True
+
+    def _is_freed(self, first: int, end: int) -> bool:
+        """Whether frames are gone on purpose, as far as is known or can be learnt."""
+        return self.freed.covers(self.lane, first, end) or (self.ask() and self.freed.covers(self.lane, first, end))
+
+    def _continues(self, frame: Frame) -> bool:
+        return frame.id.number == self.cursor.number + 1 and frame.id.previous == self.cursor.crc
+
+    def _read_here(self) -> Frame:
+        if self.cursor.block is None:
+            raise Flaw("the first block does not begin with the first frame")
+        frame = self._read(self.cursor.block, self.cursor.offset)
+        if not self._continues(frame):
+            raise Flaw(f"frame {frame.id.number} does not continue frame {self.cursor.number}")
+        return frame
+
+    def _read(self, block: Block, offset: int) -> Frame:
+        """The frame at a byte of a block. Raises Flaw, also where the block was erased meanwhile."""
+        data = self.device.data(block.number, 0, self.device.geometry.block_bytes)
+        base, first = self.device.file_offset(block.number), offset // self._unit
+        try:
+            frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
+        except (CorruptRecord, UnsupportedVersion):
+            self._refuse_erased(block, first)
+            raise
+        last = (frame.end - 1) // self._unit
+        if not self.device.programmed(block.number, first, last - first + 1).all():
+            raise Flaw("the frame reaches into a unit that is not programmed")
+        self._refuse_erased(block, first)
+        return frame
+
+    def _refuse_erased(self, block: Block, unit: int) -> None:
+        """Raises Flaw if neither the block's first slot nor this unit's, of which one may be damaged, is as it was."""
+        if all(self.device.generation_of(block.number, own) != block.generation for own in (0, unit)):
+            raise Flaw("the block was erased")
+
+    # -- bad places --------------------------------------------------------------------------------------------
+
+    def _after_flaw(self, why: str) -> Frame | None:
+        """A gap left on purpose, a torn tail, or damage: the frame to go on with, or None."""
+        expected = self.cursor.number + 1
+        later = list(self._later_frames())
+        self.device.image.release()
+        for block, offset, frame in later:
+            if self._continues(frame):
+                self._pass_over(self._range(block, offset, why, "gap"), frame)
+                self._enter(block, offset)
+                return frame
+        self._learn(later)
+        known = (found for found in later if found.frame.id.number > expected)
+        for block, offset, frame in known:
+            if self._is_freed(expected, frame.id.number) and self._jump(frame):
+                self._enter(block, offset)
+                return frame
+        durable = max((f.id.durable for _, _, f in later), default=0)
+        if max(durable, self.cursor.durable, self.known_durable) < expected:
+            self._torn(why)
+            return None
+        with contextlib.suppress(Flaw):
+            return self._read_here()  # a live writer finished it while we looked further
+        return self._damaged(why, later)
+
+    def _learn(self, later: Sequence[Found]) -> None:
+        """Take in what frames beyond the cursor say of those that are gone."""
+        for block, _, frame in later:
+            for at, header in frame.records:
+                if int(header["kind"]) == Kind.FREED:
+                    body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"]))
+                    for run in read_freed(header, body, self.device.file_offset(block.number, at)):
+                        self.freed.add(*run)
+
+    def _pass_over(self, gap: BadRange, frame: Frame) -> None:
+        """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
+        that is zeros no longer: no row is lost.
+        """
+        if frame.id.number != frame.id.session_start:
+            gap = replace(gap, kind="padding", why="padding is not zeros")
+            if self.recovery == Recovery.ABSOLUTE:
+                raise CorruptRecord(gap.start, f"damage: {gap.why}, up to byte {gap.end}")
+        self.report.gaps.append(gap)
+
+    def _torn(self, why: str) -> None:
+        self.report.torn = self._range(None, 0, why, "torn tail")
+        if self.recovery == Recovery.ABSOLUTE:
+            raise CorruptRecord(self.report.torn.start, f"torn tail: {why}")
+
+    def _damaged(self, why: str, later: list[Found]) -> Frame | None:
+        found = next(iter(alive(later, self.cursor.number)), None) if self.recovery == Recovery.SKIP_DAMAGED else None
+        block, offset, frame = found or (None, 0, None)
+        bad = self._range(block, offset, why, "damage")
+        if self.recovery in (Recovery.TORN_TAIL, Recovery.ABSOLUTE):
+            raise CorruptRecord(bad.start, f"damage: {why} (frame {self.cursor.number + 1}, up to byte {bad.end})")
+        self.report.damage.append(bad)
+        if block is None or frame is None:
+            self.stopped = True
+            return None
+        self._skipped, here = True, self.cursor
+        if here.block is not None:
+            following = self.blocks.following(here.block)
+            self.broken.append(Broken(here.block, following, here.offset, here.number + 1, here.crc, frame.id))
+        self._enter(block, offset)
+        return frame
+
+    def _later_frames(self) -> Iterator[Found]:
+        """Good frames beyond the cursor that the spare slots point at, in log order."""
+        here = self.cursor.block
+        for block in self.blocks.in_use():
+            if here is not None and block.generation < here.generation:
+                continue
+            firsts = self.device.slots(block.number)["first_frame"]
+            programmed = self.device.programmed(block.number)[: len(firsts)]
+            for unit in np.flatnonzero(programmed & (firsts != NO_FRAME)):
+                offset = int(unit) * self._unit + int(firsts[unit])
+                if here is not None and block.generation == here.generation and offset < self.cursor.offset:
+                    continue
+                try:
+                    yield Found(block, offset, self._read(block, offset))
+                except Flaw:
+                    continue
+
+    def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
+        here = self.cursor.block
+        start = self.device.file_offset(here.number, self.cursor.offset) if here else 0
+        end = self.device.file_offset(block.number, offset) if block is not None else self.device.image.size
+        return BadRange(start, end, why, kind)

@@ -1,0 +1,56 @@
+"""Forgetting tokens: all of a sequence, its tail, a range. Their bytes become free when blocks are cleaned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcodec.errors import ShapeError
+from kvcodec.layout import DropScope, Kind
+from kvcodec.log.frame import Record, new_record
+from kvcodec.store.sequence_index import SequenceIndex
+
+if TYPE_CHECKING:
+    from kvcodec.store.sequence import Sequence
+
+
+def drop_record(sequence: int, scope: DropScope, first: int = 0, end: int = 0) -> Record:
+    """A DROP record."""
+    return new_record(Kind.DROP, b"", sequence=sequence, first_token=first, end_token=end, scope=scope)
+
+
+def check_servable(index: SequenceIndex, length: int) -> None:
+    """Raises ShapeError if the sequence could not be read as one of `length` tokens: a window has left some behind."""
+    for (layer, id_), extents in index.maps.items():
+        window = index.model.layers[layer].window
+        reach = extents.run_end(window, length) if window else min(extents.reach, length)
+        if reach != length:
+            raise ShapeError(
+                f"sequence {index.info.name!r}: layer {layer}, stream {id_.name.lower()} no longer holds what "
+                f"{length} tokens need, its window of {window} has gone on"
+            )
+
+
+def truncate(sequence: Sequence, length: int, index: SequenceIndex) -> Record:
+    """The record that ends a sequence, of which all rows are in the log, behind its first `length` tokens.
+
+    Raises ShapeError.
+    """
+    if not 0 <= length <= len(sequence):
+        raise ShapeError(f"sequence {sequence.name!r}: {length} tokens to be left of {len(sequence)}")
+    check_servable(index, length)
+    return drop_record(index.info.id, DropScope.TAIL, length)
+
+
+def evict(sequence: Sequence, first: int, end: int, settled: int, index: SequenceIndex) -> Record:
+    """The record that evicts tokens first … end - 1 from a sequence. settled: tokens before it have left all windows.
+
+    Raises ShapeError.
+    """
+    if not 0 <= first < end <= len(sequence):
+        raise ShapeError(f"sequence {sequence.name!r}: tokens {first} to {end - 1} to be evicted of {len(sequence)}")
+    if end > settled:
+        raise ShapeError(
+            f"sequence {sequence.name!r}: token {end - 1} is to be evicted, but those from {settled} on are still in a "
+            f"residual window"
+        )
+    return drop_record(index.info.id, DropScope.RANGE, first, end)

@@ -1,0 +1,238 @@
+"""The log of a store: opened, followed, written to, cleaned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Sequence_
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from kvcodec.errors import (
+    BlockErased,
+    CorruptRecord,
+    FormatError,
+    KvcodecError,
+    NoSpace,
+    SpecError,
+    StoreClosed,
+    UnknownSequence,
+)
+from kvcodec.flash.device import Device
+from kvcodec.layout import DropScope
+from kvcodec.log.cleaner import Cleaner
+from kvcodec.log.frame import Record
+from kvcodec.log.located import Located, join_records
+from kvcodec.log.order import order_records
+from kvcodec.log.reader import Log
+from kvcodec.log.recover import Recovery
+from kvcodec.log.sidecar import load_sidecar
+from kvcodec.log.takeup import Writers
+from kvcodec.log.writer import LaneWriter
+from kvcodec.store.cap import Cap
+from kvcodec.store.ending import drop_record
+from kvcodec.store.entering import KINDS
+from kvcodec.store.identity import mismatch
+from kvcodec.store.index import LogIndex
+from kvcodec.store.known import KnownRecords
+from kvcodec.store.model import Model
+from kvcodec.store.records import RAW, step_limit
+from kvcodec.store.sequence import Sequence
+
+if TYPE_CHECKING:
+    from kvcodec.store.growing import Growing
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class LoggedStore:
+    """What a store does with its log: it reads and follows it, or writes it and keeps it clean.
+
+    Attributes: path, device, log (with `report` of what recovery met), index (what is known of the log), lock.
+    """
+
+    def __init__(self, path: Path, device: Device, recovery: Recovery, *, writable: bool, threads: int = 1) -> None:
+        self.path, self.device = path, device
+        self.durable_steps, self.journal = False, RAW
+        self.growing: Growing | None = None
+        self.cap: Cap | None = None
+        self._pool = ThreadPoolExecutor(threads, "kvcodec") if threads > 1 else None
+        self._threads = threads
+        self.lock = threading.RLock()
+        self._writers: Writers | None = None
+        self._cleaner: Cleaner | None = None  # of a writer
+        self._sequences: dict[int, Sequence] = {}
+        self._closed = False
+        self.will_write = writable
+        self._failure: KvcodecError | None = None
+        resume = not writable and recovery == Recovery.TORN_TAIL
+        try:
+            self._load(recovery, resume=resume)
+        except FormatError as error:
+            if not self._trusted and not isinstance(error, BlockErased):
+                raise
+            self._load_anew(recovery)  # whatever the sidecar said, the log alone decides
+
+    def _load_anew(self, recovery: Recovery) -> None:
+        """Read the log alone, again where a writer erased a block under that."""
+        while True:
+            before = self.device.generations()
+            try:
+                return self._load(recovery, resume=False)
+            except BlockErased:
+                if np.array_equal(before, self.device.generations()):
+                    raise
+
+    def _load(self, recovery: Recovery, *, resume: bool) -> None:
+        self.log = Log(self.device, recovery)
+        self.index = LogIndex(self.log)
+        self.known = KnownRecords()
+        self._trusted = resume  # a sidecar that can't be taken in is none
+        trusted = load_sidecar(self.path, self.log, resume=resume)
+        self._trusted = bool(trusted)
+        news = self.log.follow()
+        parts = [trusted, news.fresh, news.moved]
+        copied = len(news.moved) or len(self.log.kept.blocks.in_use())
+        self.index.enter(order_records(parts) if copied else join_records(parts))
+        if self.will_write:
+            self.known.add(join_records(parts))
+        self.index.check()
+
+    @property
+    def model(self) -> Model:
+        """The model that the log's sequences belong to."""
+        models = list(self.index.models.values())
+        if not models:
+            raise UnknownSequence(f"{self.path} holds no model yet")
+        return models[-1]
+
+    @property
+    def writable(self) -> bool:
+        return self._writers is not None
+
+    @property
+    def frames(self) -> int:
+        """Frames in the log."""
+        return sum(writer.end().frames for writer in self._writers) if self._writers else self.log.report.frames
+
+    @property
+    def step_limit(self) -> int:
+        """Bytes of the body of a STEP record that leave room for others in an erase block."""
+        return step_limit(self.device.geometry.block_bytes)
+
+    def check_model(self, model: Model | None) -> None:
+        """Raises IdentityMismatch if the log belongs to another model, SpecError if nobody says which it is for."""
+        if model is not None and self.index.models and model.hash not in self.index.models:
+            raise mismatch(self.path, self.model, model)
+        if model is None and not self.index.models:
+            raise SpecError(f"{self.path} holds no model yet: pass model=")
+
+    def refresh(self) -> None:
+        """Take in what a writer in another process has committed."""
+        with self.lock:
+            if self._closed:
+                raise StoreClosed(f"{self.path} is closed")
+            if self._failure is not None:
+                raise self._failure
+            if self._writers is not None:
+                return
+            try:
+                self._follow()
+            except BaseException as error:  # records may be missing from the index now, DROPs among them
+                broken = f"{self.path}: following the log failed, open it again: {error}"
+                self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
+                raise
+
+    def _follow(self) -> bool:
+        """Take in what the log has beyond what is known; whether there was anything."""
+        try:
+            news = self.log.follow()
+            if not news.jumped:
+                self._enter(news.fresh)
+                self.index.move(news.moved)
+                return len(news.fresh) + len(news.moved) > 0
+        except BlockErased:  # between two looks at it
+            pass
+        self._reload()
+        return True
+
+    def _reload(self) -> None:
+        """Read the log anew: a writer erased blocks before they were read."""
+        before = self.index
+        self._load_anew(self.log.recovery)
+        self.index.dictionaries.adopt(before.dictionaries)
+        for number, sequence in list(self._sequences.items()):
+            if number in self.index.sequences:
+                sequence.rebind(self.index.sequences[number])
+            else:
+                del self._sequences[number]
+
+    def retrying(self, work: Callable[[], T]) -> T:
+        """What `work` gives, done again where a writer erased a block under it."""
+        while True:
+            try:
+                return work()
+            except CorruptRecord:
+                with self.lock:
+                    if self._closed or self._writers is not None or self._failure is not None or not self._follow():
+                        raise
+
+    def check_writable(self) -> LaneWriter:
+        """The writer of what is appended. Raises StoreClosed if there is none."""
+        if self._closed or self._writers is None:
+            raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
+        self.device.image.fd()
+        return self._writers.fresh
+
+    def log_records(self, records: Sequence_[Record]) -> None:
+        """Commit records to the log and enter them in the index."""
+        writer = self.check_writable()
+        while True:
+            assert self._cleaner is not None
+            self._cleaner.keep_room(records)
+            try:
+                if any(record.kind in KINDS for record in records):
+                    self._cleaner.check_room(records)
+                located = writer.append(records)
+                break
+            except NoSpace:
+                if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
+                    raise
+        self._enter(located)
+
+    def _drop_oldest(self, spared: set[int]) -> bool:
+        """Drop the sequence that was used least recently, if the cap says so and there is another than those spared."""
+        number = self.cap.oldest(self.index, spared) if self.cap is not None and self.cap.lru else None
+        if number is None:
+            return False
+        self._enter(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
+        self._sequences.pop(number, None)
+        return True
+
+    def log_change(self, record: Record) -> None:
+        """Commit what changes a sequence but by appending; durable at once where steps are."""
+        self.log_records([record])
+        if self.durable_steps:
+            self.sync_log()
+
+    def sync_log(self) -> None:
+        """Make what is in the log durable, and leave open rows as they are."""
+        self.check_writable().sync()
+
+    def _enter(self, located: Sequence_[Located]) -> None:
+        self.index.enter(located)
+        if self.will_write:
+            self.known.add(located)
+
+    def touch(self, number: int) -> None:
+        """A sequence is used."""
+        if self.cap is not None:
+            self.cap.touch(number)
+
+    def set_cap(self, cap: Cap) -> None:
+        """Keep to a cap from here on."""
+        self.cap, self.device.most_blocks = cap, min(cap.blocks, self.device.blocks)

@@ -1,0 +1,108 @@
+"""Where the tokens of one sequence are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcodec.layout import StreamId
+from kvcodec.store.coded import Coded
+from kvcodec.store.extents import ExtentMap
+from kvcodec.store.model import Model
+from kvcodec.store.packed import Rows
+from kvcodec.store.policy import SequenceInfo
+
+Key = tuple[int, StreamId]
+
+
+class RowsOf(NamedTuple):
+    """A record as one stream of a sequence sees it; heads: of the stream."""
+
+    key: Key
+    coded: Coded
+    heads: int
+
+
+class SequenceIndex:
+    """Where the tokens of one sequence are: an extent map for each (layer, stream).
+
+    With `holes`, a sequence goes on behind tokens that damage took.
+    """
+
+    def __init__(self, info: SequenceInfo, model: Model, *, holes: bool) -> None:
+        self.info, self.model, self._holes = info, model, holes
+        self.maps: dict[Key, ExtentMap] = {
+            (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
+        }
+        self._split: dict[tuple[int, Key], Coded] = {}
+        self.records = 0
+        self.last_lsn = self.named_lsn = self.begun_lsn = 0  # of its newest record, newest and first SEQUENCE record
+
+    @property
+    def length(self) -> int:
+        """Tokens that can be asked for: those that every layer has, or had and then forgot because its window went on;
+        with holes, up to the last one that every layer has.
+        """
+        return min(extents.end for extents in self.maps.values()) if self._holes else self.settled
+
+    @property
+    def settled(self) -> int:
+        """Tokens that every layer can serve without a hole in what it needs."""
+        bound, before = 1 << 62, -1
+        while bound != before:  # a layer with a window may have to step back behind a gap, and the others with it
+            before = bound
+            for (layer, _), extents in self.maps.items():
+                window = self.model.layers[layer].window
+                bound = min(bound, extents.run_end(window, bound) if window else extents.reach)
+        return bound
+
+    def holds_beyond(self, length: int) -> bool:
+        """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
+        return bool(self._split) or any(extents.end > length for extents in self.maps.values())
+
+    def add(self, key: Key, coded: Coded, heads: int) -> bool:
+        """Enter a record's rows; the parts of one that was split count once all heads are there.
+
+        False if the parts of one record contradict each other.
+        """
+        self.records += 1
+        self.last_lsn = max(self.last_lsn, coded.lsn)
+        part = coded.parts[0]
+        if part.heads < heads:
+            known = self._split.get((coded.lsn, key), coded._replace(parts=()))
+            if known._replace(parts=()) != coded._replace(parts=()):
+                return False
+            others = [p for p in known.parts if (p.first_head, p.heads) != (part.first_head, part.heads)]
+            coded = coded._replace(parts=tuple(sorted([*others, part], key=lambda p: p.first_head)))
+            ends = [0, *(p.first_head + p.heads for p in coded.parts)]
+            if any(p.first_head < end for p, end in zip(coded.parts, ends, strict=False)):
+                return False
+            self._split[coded.lsn, key] = coded
+            if sum(p.heads for p in coded.parts) < heads:
+                return True
+            del self._split[coded.lsn, key]
+        self.maps[key].insert(coded)
+        return True
+
+    def add_rows(self, key: Key, rows: Rows) -> None:
+        """Enter records that hold all heads, as ExtentMap.insert_rows takes them."""
+        self.records += len(rows.lsns)
+        self.last_lsn = max(self.last_lsn, int(rows.lsns.max(initial=0)))
+        self.maps[key].insert_rows(rows)
+
+    def drop(self, first: int, lsn: int) -> None:
+        for extents in self.maps.values():
+            extents.drop(first, lsn)
+        self._split = {k: v for k, v in self._split.items() if k[0] > lsn}
+
+    def evict(self, first: int, end: int, lsn: int) -> None:
+        """Have the rows of tokens first … end - 1 be gone, in all layers."""
+        for extents in self.maps.values():
+            extents.evict(first, end, lsn)
+
+    def move(self, key: Key, coded: Coded) -> None:
+        """A part of a record, if this sequence reads from it, lies elsewhere now."""
+        self.maps[key].move(coded)
+
+    def share(self, parent: SequenceIndex, end: int) -> None:
+        """Begin with the tokens of another sequence before `end`, as they are now."""
+        self.maps = {key: extents.copied(end) for key, extents in parent.maps.items()}

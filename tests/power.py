@@ -1,0 +1,107 @@
+"""A device that loses power: what was asked of its file, and the file as it may be after any of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+from unittest import mock
+
+from kvcodec.flash.image import Image
+
+
+class Write(NamedTuple):
+    """Bytes for a place of the file."""
+
+    offset: int
+    data: bytes
+
+
+class Erase(NamedTuple):
+    """A range that becomes zeros."""
+
+    offset: int
+    length: int
+
+
+class Sync(NamedTuple):
+    """All before is on the medium."""
+
+
+class Recorder:
+    """What is asked of files that are open for writing, in order. marks: how much had been asked at each `mark`."""
+
+    def __init__(self):
+        self.asked, self.marks = [], []
+
+    def mark(self):
+        """Something of interest was done."""
+        self.marks.append(len(self.asked))
+
+    @contextlib.contextmanager
+    def recording(self):
+        """While this lasts."""
+        write, punch, sync = Image.write, Image.punch, Image.sync
+
+        def record_write(image, offset, data):
+            write(image, offset, data)
+            if image.published:
+                self.asked.append(Write(offset, bytes(data)))
+
+        def record_punch(image, offset, length):
+            punch(image, offset, length)
+            self.asked.append(Erase(offset, length))
+
+        def record_sync(image):
+            sync(image)
+            if image.published:
+                self.asked.append(Sync())
+
+        with (
+            mock.patch.object(Image, "write", record_write),
+            mock.patch.object(Image, "punch", record_punch),
+            mock.patch.object(Image, "sync", record_sync),
+        ):
+            yield
+
+
+def apply(image, one):
+    """One thing that was asked, on a bytearray; a write grows it."""
+    if isinstance(one, Write):
+        if len(image) < one.offset + len(one.data):
+            image.extend(bytes(one.offset + len(one.data) - len(image)))
+        image[one.offset : one.offset + len(one.data)] = one.data
+    elif isinstance(one, Erase):
+        end = min(len(image), one.offset + one.length)
+        image[one.offset : end] = bytes(max(0, end - one.offset))
+
+
+def pieces(one, unit):
+    """A write as the program units and slots that it is made of, an erase as itself."""
+    if not isinstance(one, Write):
+        return [one]
+    size = unit if len(one.data) % 16 or len(one.data) >= unit else 16
+    return [Write(one.offset + at, one.data[at : at + size]) for at in range(0, len(one.data), size)]
+
+
+def after_loss(before, asked, count, unit, lot=None):
+    """The file if power fails behind `count` things of those asked, on top of the file `before`.
+
+    lot: of what no sync covers any part may be lost, piece by piece, and of the last piece half; without it, all that
+    was asked is there.
+    """
+    image, synced = bytearray(before), 0
+    if lot is not None:
+        synced = max((n + 1 for n, one in enumerate(asked[:count]) if isinstance(one, Sync)), default=0)
+    for n, one in enumerate(asked[:count]):
+        if lot is None or n < synced:
+            apply(image, one)
+            continue
+        for piece in pieces(one, unit):
+            fate = lot.random()
+            if fate < 0.5:
+                apply(image, piece)
+            elif fate < 0.6 and isinstance(piece, Write):
+                apply(image, Write(piece.offset, piece.data[: len(piece.data) // 2]))
+            elif fate < 0.6 and isinstance(piece, Erase):
+                apply(image, Erase(piece.offset, int(piece.length * lot.random())))
+    return bytes(image)

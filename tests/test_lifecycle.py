@@ -1,0 +1,384 @@
+"""Sequences that end, are cut, forked and evicted from, on devices whose blocks are cleaned: against a dict of rows."""
+
+import functools
+import itertools
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import kvcodec as kv
+from kvcodec.bulk.verify import verify_log
+from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
+from kvcodec.flash.image import Image
+from kvcodec.log.sidecar import sidecar_path
+from tests.caches import rows
+
+SMALL = "page=256,unit=64,block=4096"
+LAYERS = 2
+
+
+def model(window=0):
+    return kv.Model((kv.Layer.kv(1, 16), kv.Layer.kv(1, 16, window=window)))
+
+
+def make(path, *, capacity=64 * 4096, window=0, **options):
+    options = {"residual": 0, "sinks": 0, "k": "raw", "v": "raw", "device": SMALL, "capacity": capacity} | options
+    return kv.open(path, "w", model=model(window), overwrite=True, **options)
+
+
+def data(tokens, seed):
+    return [tuple(rows(n, stream, tokens, 1, 16, salt=seed) for stream in "kv") for n in range(LAYERS)]
+
+
+def append(sequence, parts):
+    sequence.append_layers(dict(enumerate(parts)))
+
+
+def check(sequence, parts, evicted=()):
+    """That a sequence holds these rows, but for those evicted."""
+    left = np.ones(len(parts[0][0]), bool)
+    for first, end in evicted:
+        left[first:end] = False
+    assert len(sequence) == len(left)
+    for layer, own in enumerate(parts):
+        for got, wanted in zip(sequence.read(layer), own, strict=True):
+            assert np.array_equal(got.view(np.uint16), wanted[left].view(np.uint16))
+
+
+def cut(parts, end):
+    return [tuple(x[:end] for x in own) for own in parts]
+
+
+def join(a, b):
+    return [tuple(np.concatenate(pair) for pair in zip(x, y, strict=True)) for x, y in zip(a, b, strict=True)]
+
+
+def test_a_dropped_sequence_is_gone_and_its_name_free(tmp_path):
+    with make(tmp_path / "c") as store:
+        append(store.sequence("a"), data(70, 1))
+        append(store.sequence("b"), data(70, 5))
+        old = store.sequence("a")
+        store.drop("a")
+        assert store.sequences() == ["b"]
+        for use in (lambda: len(old), lambda: old.read(0), lambda: append(old, data(1, 1)), lambda: store.drop("a")):
+            with pytest.raises(UnknownSequence):
+                use()
+        append(store.sequence("a"), data(5, 9))
+    for mode in "ra":
+        with kv.open(tmp_path / "c", mode) as store:
+            assert store.sequences() == ["b", "a"]
+            check(store.sequence("a"), data(5, 9))
+            check(store.sequence("b"), data(70, 5))
+
+
+def test_a_fork_shares_records_and_outlives_its_parent(tmp_path):
+    parts = data(100, 1)
+    with make(tmp_path / "c") as store:
+        append(store.sequence("a"), parts)
+        before = store.stats().framed_bytes
+        fork = store.fork("a", "b", 70)
+        assert store.stats().framed_bytes - before < 64 * 100  # the open rows, and one record
+        append(fork, data(30, 9))
+        store.sequence("a").truncate(10)
+        append(store.sequence("a"), data(5, 20))
+        twice = store.fork("b", "c")
+        store.drop("a")
+        store.compact()
+        check(fork, join(cut(parts, 70), data(30, 9)))
+        with pytest.raises(SpecError, match="already"):
+            store.fork("b", "c")
+        with pytest.raises(ShapeError):
+            store.fork("b", "d", 101)
+        store.drop("b")
+        store.compact()
+        check(twice, join(cut(parts, 70), data(30, 9)))
+    with kv.open(tmp_path / "c") as store:
+        assert store.sequences() == ["c"]
+        check(store.sequence("c"), join(cut(parts, 70), data(30, 9)))
+    assert verify_log(tmp_path / "c").verdict == "clean"
+
+
+def test_evicted_tokens_are_neither_read_nor_attended_to(tmp_path):
+    parts = data(200, 1)
+    q = np.random.default_rng(0).standard_normal((2, 16)).astype(np.float32)
+    with make(tmp_path / "c", k="int4/channel/g16", v="int4/token/g16") as store:
+        sequence = store.sequence("a")
+        append(sequence, parts)
+        whole = [sequence.read(0, dtype=np.float32), sequence.read(1, dtype=np.float32)]
+        parts = (sequence.attend(0, q, tokens=slice(*ends), return_state=True)[1] for ends in ((0, 20), (128, 200)))
+        wanted = functools.reduce(lambda a, b: a.merge(b), parts).output()
+        sequence.evict(20, 128)
+        assert sequence.evicted(0) == [(20, 128)]
+        for layer in range(LAYERS):
+            for got, all_ in zip(sequence.read(layer, dtype=np.float32), whole[layer], strict=True):
+                assert np.array_equal(got, np.delete(all_, np.r_[20:128], 0))
+        with pytest.raises(ShapeError, match="evicted"):
+            sequence.read(0, [5, 20])
+        with pytest.raises(ShapeError, match="evicted"):
+            sequence.attend(0, q, tokens=[30])
+        with pytest.raises(ShapeError, match="residual"):
+            sequence.evict(190, 200)
+        assert len(sequence) == 200
+        got = sequence.attend(0, q)
+        assert np.abs(got - wanted).max() < 1e-3 * np.abs(wanted).max()
+        store.compact()
+        assert np.array_equal(sequence.attend(0, q), got)
+        append(sequence, data(10, 50))
+        assert np.array_equal(sequence.read(0, slice(150, 10, -7), dtype=np.float32)[0],
+                              whole[0][0][[t for t in range(150, 10, -7) if not 20 <= t < 128]])  # fmt: skip
+    with kv.open(tmp_path / "c") as store:
+        assert len(store.sequence("a")) == 210
+        assert np.array_equal(store.sequence("a").attend(0, q, tokens=slice(0, 200)), got)
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, 199, 200])
+def test_a_truncated_sequence_goes_on_from_there(tmp_path, length):
+    parts = data(200, 1)
+    with make(tmp_path / "c", residual=16, sinks=4) as store:
+        sequence = store.sequence("a")
+        append(sequence, parts)
+        sequence.truncate(length)
+        check(sequence, cut(parts, length))
+        append(sequence, data(70, 9))
+        store.compact()
+        check(sequence, join(cut(parts, length), data(70, 9)))
+    with kv.open(tmp_path / "c", "a") as store:
+        check(store.sequence("a"), join(cut(parts, length), data(70, 9)))
+
+
+def test_what_a_window_has_left_cannot_come_back(tmp_path):
+    with make(tmp_path / "c", window=32) as store:
+        append(store.sequence("a"), data(300, 1))
+        with pytest.raises(ShapeError, match="window of 32 has gone on"):
+            store.sequence("a").truncate(100)
+        with pytest.raises(ShapeError, match="window of 32 has gone on"):
+            store.fork("a", "b", 100)
+        assert len(store.sequence("a")) == 300
+        assert store.sequences() == ["a"]
+
+
+def test_half_the_sequences_dropped_is_half_the_file(tmp_path):
+    path = tmp_path / "c"
+    with make(path, capacity=1 << 24, device="page=1024,unit=256,block=16384") as store:
+        for n in range(16):
+            append(store.sequence(str(n)), data(400, n))
+        store.sync()
+        before = path.stat().st_blocks
+        with kv.open(path) as reader:
+            for n in range(0, 16, 2):
+                store.drop(str(n))
+            store.sync()
+            store.compact()
+            assert 0.45 <= path.stat().st_blocks / before <= 0.55
+            for n in range(1, 16, 2):
+                check(reader.sequence(str(n)), data(400, n))
+            with pytest.raises(UnknownSequence):
+                reader.sequence("0")
+
+
+@pytest.mark.parametrize("oldest", [True, False])
+def test_a_full_device_is_cleaned_while_it_is_written(tmp_path, oldest):
+    lot, kept, number = np.random.default_rng(0), {}, itertools.count()
+    path, tokens = tmp_path / "c", 60
+    with make(path, capacity=48 * 4096, durability="step") as store:
+        for _ in range(120):
+            while sum(len(p[0][0]) for p in kept.values()) > 600:
+                name = next(iter(kept)) if oldest else lot.choice(list(kept))
+                store.drop(name)
+                del kept[name]
+            name = f"s{next(number)}"
+            kept[name] = data(tokens, next(number))
+            append(store.sequence(name), kept[name])
+        for name, parts in kept.items():
+            check(store.sequence(name), parts)
+        counts = store.device.erase_counts
+        assert sum(counts.values()) > 48
+    for keep in (True, False):
+        if not keep:
+            sidecar_path(path).unlink()
+        with kv.open(path) as store:
+            assert sorted(store.sequences()) == sorted(kept)
+            for name, parts in kept.items():
+                check(store.sequence(name), parts)
+    assert verify_log(path).verdict == "clean"
+
+
+def test_no_append_waits_long_for_cleaning(tmp_path):
+    """In times of the device: what an append programs and erases, at the price of its geometry."""
+    device = kv.Geometry.parse("page=2048,unit=2048,block=65536")
+    options = {"device": device, "capacity": 40 * 65536, "durability": "step", "residual": 64, "sinks": 0}
+    x = [np.ones((1, 2, 32), np.float32)] * 4
+    times, names = [], []
+    with (
+        mock.patch.object(Image, "sync"),
+        kv.open(tmp_path / "c", "w", model=kv.Model.uniform(4, 2, 32), **options) as store,
+    ):
+        for number in range(10):
+            names.append(str(number))
+            sequence = store.sequence(str(number))
+            for _ in range(200):
+                before = count(store.device)
+                sequence.append_step(x, x)
+                units, erases = count(store.device) - before
+                times.append(units / device.page_bytes * device.program_ns + erases * device.erase_ns)
+            if len(names) > 4:
+                store.drop(names.pop(number % 3))
+        assert sum(store.device.erase_counts.values()) > 20
+    assert max(times) <= 20 * np.median(times)
+
+
+def count(device):
+    """Bytes programmed and blocks erased."""
+    return np.array([sum(own.programmed for own in device.counters.values()), sum(device.erase_counts.values())])
+
+
+class Life(RuleBasedStateMachine):
+    """Any order of what may befall sequences, against a dict; crashes and reopening among it."""
+
+    names = st.sampled_from("abcd")
+
+    @initialize(directory=st.just(None), seed=st.integers(0, 99), residual=st.sampled_from([0, 20]))
+    def begin(self, directory, seed, residual):
+        import tempfile
+        from pathlib import Path
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.path, self.seed = Path(self.folder.name) / "c", itertools.count(seed * 1000)
+        self.store = make(self.path, capacity=40 * 4096, residual=residual, durability="step")
+        self.reader = kv.open(self.path)
+        self.known, self.evicted = {}, {}
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.reader.close()
+            self.store.close()
+            self.folder.cleanup()
+
+    @rule(name=names, tokens=st.integers(1, 90))
+    def append(self, name, tokens):
+        parts = data(tokens, next(self.seed))
+        try:
+            append(self.store.sequence(name), parts)
+        except NoSpace:
+            for one in list(self.known):
+                self.store.drop(one)
+            self.known, self.evicted = {}, {}
+            self.store.compact()
+            return
+        self.known[name] = join(self.known[name], parts) if name in self.known else parts
+        self.evicted.setdefault(name, [])
+
+    @precondition(lambda self: self.known)
+    @rule(lot=st.randoms())
+    def drop(self, lot):
+        name = lot.choice(sorted(self.known))
+        self.store.drop(name)
+        del self.known[name], self.evicted[name]
+
+    @precondition(lambda self: self.known)
+    @rule(lot=st.randoms(), new=st.sampled_from("xyz"))
+    def fork(self, lot, new):
+        name = lot.choice(sorted(self.known))
+        if new in self.known:
+            return
+        end = lot.randint(0, len(self.known[name][0][0]))
+        self.store.fork(name, new, end)
+        self.known[new] = cut(self.known[name], end)
+        self.evicted[new] = [(first, min(last, end)) for first, last in self.evicted[name] if first < end]
+
+    @precondition(lambda self: self.known)
+    @rule(lot=st.randoms())
+    def truncate(self, lot):
+        name = lot.choice(sorted(self.known))
+        end = lot.randint(0, len(self.known[name][0][0]))
+        self.store.sequence(name).truncate(end)
+        self.known[name] = cut(self.known[name], end)
+        self.evicted[name] = [(first, min(last, end)) for first, last in self.evicted[name] if first < end]
+
+    @precondition(lambda self: self.known)
+    @rule(lot=st.randoms())
+    def evict(self, lot):
+        name = lot.choice(sorted(self.known))
+        length = len(self.known[name][0][0])
+        if length < 2:
+            return
+        first, end = sorted(lot.sample(range(length + 1), 2))
+        try:
+            self.store.sequence(name).evict(first, end)
+        except ShapeError:
+            return
+        self.evicted[name].append((first, end))
+
+    @rule()
+    def compact(self):
+        self.store.compact()
+
+    @rule(crash=st.booleans(), sidecar=st.booleans())
+    def reopen(self, crash, sidecar):
+        self.store.sync() if crash else None
+        self.store.abandon() if crash else self.store.close()
+        if not sidecar:
+            sidecar_path(self.path).unlink(missing_ok=True)
+        self.store = kv.open(self.path, "a", durability="step")
+
+    @invariant()
+    def holds(self):
+        for store in (self.store, self.reader):
+            assert sorted(store.sequences()) == sorted(self.known)
+            for name, parts in self.known.items():
+                check(store.sequence(name), parts, self.evicted[name])
+
+
+TestAnyOrder = Life.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+# -- a cap ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cap_refuses_or_drops_what_was_used_least_recently(tmp_path):
+    path, cap = tmp_path / "c", 30 * 4096
+    with make(path, capacity=1 << 22) as store:
+        pass
+    with kv.open(path, "a", cap=cap) as store:
+        append(store.sequence("a"), data(100, 1))
+        with pytest.raises(NoSpace):
+            append(store.sequence("b"), data(900, 2))
+        check(store.sequence("a"), data(100, 1))
+        assert len(store.sequence("b")) == 0
+        store.drop("b")
+    names = list("abcdefghij")
+    with kv.open(path, "a", cap=cap, when_full="lru") as store:
+        for n, name in enumerate(names[1:], 2):
+            append(store.sequence(name), data(100, n))
+            if "a" in store.sequences():
+                store.sequence("a").read(0)
+        left = store.sequences()
+        assert left[0] == "a"  # the oldest, and the one that was read again and again
+        assert left[1:] == names[-len(left) + 1 :]
+        store.sequence(left[1]).read(1)
+        store.sync()
+        in_use = np.count_nonzero(store.device.generations())
+        assert in_use <= 30
+    with kv.open(path, "a", cap=cap, when_full="lru") as store:
+        for n in range(len(left) - 3):
+            append(store.sequence(f"new{n}"), data(100, 50 + n))
+        assert left[1] in store.sequences()  # read last by the writer before this one
+        check(store.sequence(left[1]), data(100, 1 + names.index(left[1])))
+    report = verify_log(path)
+    assert report.verdict == "clean", (report.orphans, report.damage, report.error)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"cap": 4096}, "6 erase blocks"), ({"cap": 1 << 20, "when_full": "x"}, "lru")]
+)
+def test_a_cap_that_makes_no_sense_is_refused(tmp_path, options, why):
+    make(tmp_path / "c").close()
+    with pytest.raises(SpecError, match=why):
+        kv.open(tmp_path / "c", "a", **options)

@@ -1,0 +1,205 @@
+"""Power fails behind every program and erase of a log whose sequences come and go: nothing that was synced is lost, and
+nothing is ever there that nobody wrote.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+import kvcodec as kv
+from kvcodec.bulk.verify import verify_log
+from kvcodec.layout import NO_FRAME, SPARE_SLOT
+from kvcodec.log.sidecar import sidecar_path
+from tests.power import Erase, Recorder, Sync, after_loss, apply
+from tests.test_lifecycle import append, cut, data, join, make
+
+GEOMETRIES = {
+    "page=256,unit=64,block=4096": 52 * 4096,
+    "page=512,unit=512,block=8192": 32 * 8192,
+    "page=2048,unit=2048,block=16384": 24 * 16384,
+    "page=64,unit=64,block=8192": 24 * 8192,
+    "page=1024,unit=256,block=32768": 16 * 32768,
+}
+SHARDS = 8
+SAMPLE = 40  # of the places where power fails, in the tests that always run
+
+
+class Story:
+    """A log with a past: what was asked of its file, and how its sequences stood after each step and at each sync."""
+
+    def __init__(self, folder, device, seed):
+        self.recorder, self.states, self.acknowledged = Recorder(), [({}, 0)], [(0, 0)]
+        self.path, lot = folder / "c", random.Random(seed)
+        with make(self.path, capacity=GEOMETRIES[device], device=device) as store:
+            store.sync()
+        self.device = device
+        self.before, self.unit = self.path.read_bytes(), kv.Geometry.parse(device).unit_bytes
+        with self.recorder.recording():
+            store = kv.open(self.path, "a")
+            known = {}
+            for n in range(60):
+                known = self._step(store, dict(known), lot, n)
+                self.states.append((known, len(self.recorder.asked)))
+                if n % 4 == 3:
+                    store.sync()
+                    self.acknowledged.append((len(self.states) - 1, len(self.recorder.asked)))
+            store.abandon()
+        self.asked = self.recorder.asked
+
+    @staticmethod
+    def _step(store, known, lot, n):
+        what = lot.choice(["append"] * 6 + ["drop", "drop", "fork", "truncate", "evict", "compact"])
+        name = lot.choice(sorted(known)) if known else None
+        if what == "compact":
+            store.compact()
+        elif what == "append" or name is None or sum(len(rows[0][0]) for rows, _ in known.values()) < 60:
+            name = lot.choice("abcd")
+            parts = data(lot.randint(1, 80), n)
+            append(store.sequence(name), parts)
+            rows, gone = known.get(name, (cut(parts, 0), ()))
+            known[name] = join(rows, parts), gone
+        elif what == "drop":
+            store.drop(name)
+            del known[name]
+        elif what == "fork":
+            end = lot.randint(0, len(known[name][0][0][0]))
+            store.fork(name, f"f{n}", end)
+            known[f"f{n}"] = _cut(known[name], end)
+        elif what == "truncate":
+            end = lot.randint(0, len(known[name][0][0][0]))
+            store.sequence(name).truncate(end)
+            known[name] = _cut(known[name], end)
+        else:
+            rows, gone = known[name]
+            end = len(rows[0][0]) // 64 * 64
+            if end >= 64:
+                store.sequence(name).evict(end - 64, end)
+                known[name] = rows, tuple(sorted({*gone, *range(end - 64, end)}))
+        while sum(len(rows[0][0]) for rows, _ in known.values()) > 700:
+            name = min(known)
+            store.drop(name)
+            del known[name]
+        return known
+
+    def check(self, count, image):
+        """That a log is as it may be once power failed behind `count` things of those asked, and can be written."""
+        path = self.path.with_name("lost")
+        path.write_bytes(image)
+        sidecar_path(path).unlink(missing_ok=True)
+        least = max(state for state, asked in self.acknowledged if asked <= count)
+        most = max(n for n, (_, asked) in enumerate(self.states) if asked <= count) + 1
+        allowed = [known for known, _ in self.states[least : most + 1]]
+        with kv.open(path) as store:
+            found = _read(store)
+        assert _between(found, allowed), (count, least, most, {n: len(r[0][0][0]) for n, r in found.items()})
+        with kv.open(path, "a") as store:
+            store.compact()
+            append(store.sequence("new"), data(70, 99))
+            store.sync()
+        with kv.open(path) as store:
+            again = _read(store)
+            new = again.pop("new")
+        assert _same(new, (data(70, 99), ()))
+        assert sorted(again) == sorted(found)
+        assert all(_same(again[name], found[name]) for name in found)
+
+
+def _cut(known, end):
+    rows, gone = known
+    return cut(rows, end), tuple(t for t in gone if t < end)
+
+
+def _read(store):
+    """All sequences: rows that are there, and the tokens that are evicted."""
+    out = {}
+    for sequence in store:
+        gone = tuple(t for first, end in sequence.evicted(0) for t in range(first, end))
+        rows = [[np.zeros((len(sequence), 1, 16), x.dtype) for x in sequence.read(n)] for n in range(2)]
+        left = np.setdiff1d(np.arange(len(sequence)), gone)
+        for n in range(2):
+            for whole, own in zip(rows[n], sequence.read(n), strict=True):
+                whole[left] = own
+        out[sequence.name] = rows, gone
+    return out
+
+
+def _same(found, known, length=None):
+    rows, gone = known
+    if length is not None:
+        rows, gone = _cut(known, length)
+    if len(found[0][0][0]) != len(rows[0][0]) or found[1] != gone:
+        return False
+    left = np.setdiff1d(np.arange(len(rows[0][0])), gone)
+    pairs = ((a, b) for own, wanted in zip(found[0], rows, strict=True) for a, b in zip(own, wanted, strict=True))
+    return all(np.array_equal(a[left].view(np.uint16), b[left].view(np.uint16)) for a, b in pairs)
+
+
+def _between(found, allowed):
+    """Whether each sequence stands as in one of the states, or has some of what was appended to it between them."""
+    names = {name for known in allowed for name in known}
+    return set(found) <= names and all(_is_between(found.get(n), [known.get(n) for known in allowed]) for n in names)
+
+
+def _is_between(own, states):
+    if own is None:
+        return None in states
+    length = len(own[0][0][0])
+    lengths = [0 if state is None else len(state[0][0][0]) for state in states]
+    known = [state for state, most in zip(states, lengths, strict=True) if state is not None and length <= most]
+    return length >= min(lengths) and any(_same(own, state, length) for state in known)
+
+
+@pytest.fixture(scope="module", params=GEOMETRIES)
+def story(request, tmp_path_factory):
+    return Story(tmp_path_factory.mktemp("power"), request.param, seed=1)
+
+
+def places(story, shard, shards):
+    wanted = [n + 1 for n, one in enumerate(story.asked) if not isinstance(one, Sync)]
+    return wanted[shard::shards]
+
+
+def test_the_story_is_worth_it(story):
+    """Blocks are erased, of both lanes, and sequences of all sorts are there."""
+    erased = [one for one in story.asked if type(one).__name__ == "Erase"]
+    assert len(erased) > 3
+    assert len(story.asked) > 200
+
+
+@pytest.mark.parametrize("out_of_order", [False, True])
+def test_power_fails_here_and_there(story, out_of_order):
+    lot = random.Random(7)
+    chosen = sorted(lot.sample(range(1, len(story.asked) + 1), SAMPLE // 4))
+    for count in chosen:
+        own = random.Random(count) if out_of_order else None
+        story.check(count, after_loss(story.before, story.asked, count, story.unit, own))
+
+
+@pytest.mark.parametrize("cut", ["in the header's slot", "in the slot of the first frame", "before the last unit"])
+def test_a_block_that_is_half_erased_is_no_damage(story, cut):
+    """Where no frame of it is left, it is erased when a writer comes; else when it is cleaned."""
+    path = story.path.with_name("half")
+    erases = [n for n, one in enumerate(story.asked) if isinstance(one, Erase)]
+    for n in random.Random(5).sample(erases, 4):
+        image, whole = bytearray(after_loss(story.before, story.asked, n, story.unit)), story.asked[n]
+        slots = np.frombuffer(bytes(image), SPARE_SLOT, kv.Geometry.parse(story.device).units_per_block, whole.offset)
+        last = int(np.flatnonzero(slots["generation"])[-1])
+        length = {"in the header's slot": 5, "in the slot of the first frame": 24}.get(cut, 16 * last)
+        apply(image, whole._replace(length=length))
+        path.write_bytes(image)
+        sidecar_path(path).unlink(missing_ok=True)
+        assert verify_log(path).verdict in ("clean", "torn tail")
+        kv.open(path, "a").close()
+        if cut == "before the last unit" and slots[last]["first_frame"] == NO_FRAME:
+            assert not any(path.read_bytes()[whole.offset : whole.offset + whole.length])
+        assert verify_log(path).verdict == "clean"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("out_of_order", [False, True])
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_power_fails_at_every_program_and_erase(story, shard, out_of_order):
+    for count in places(story, shard, SHARDS):
+        own = random.Random(count) if out_of_order else None
+        story.check(count, after_loss(story.before, story.asked, count, story.unit, own))
