@@ -264,10 +264,11 @@ class LogIndex:
             for id_ in ids:
                 stream = self._stream(one, sequence, layer, id_)
                 self._check_range(one, stream.heads)
-                part = Part(one.place, int(h["first_head"]), int(h["heads"]), position)
+                size = tokens * int(h["heads"]) * row_bytes(spec, stream)
+                part = Part(one.place, int(h["first_head"]), int(h["heads"]), position, size)
                 coded = Coded(int(h["lsn"]), spec, int(h["first_token"]), tokens, (part,))
                 entries.append(RowsOf((layer, id_), coded, stream.heads))
-                position += tokens * int(h["heads"]) * row_bytes(spec, stream)
+                position += size
         self._want(one, position == int(h["body_bytes"]) and position > 0, "body length")
         return entries
 
