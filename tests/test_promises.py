@@ -312,6 +312,23 @@ def test_a_dropped_split_record_is_forgotten():
     assert not index.holds_beyond(0)
 
 
+def test_slots_of_which_only_the_beginning_persisted_hide_no_record(tmp_path):
+    """Power failed between the halves of a slot: its unit is programmed, and no erase left it without a generation."""
+    path = tmp_path / "c"
+    store = new(path)
+    put(store, 0, 64)
+    store.sync()
+    block, units = store._writers.fresh._block.number, store._writers.fresh._unit_start // 64
+    places = [store.device._spare_offset(block, unit) + 8 for unit in range(1, units)]
+    store.abandon()
+    with open(path, "r+b") as file:
+        for place in places:
+            file.seek(place)
+            file.write(bytes(8))
+    with kv.open(path) as store:
+        assert same(store.sequence("a").read(0)[0], rows(0, "k", 64))
+
+
 def test_a_gap_of_several_units(tmp_path):
     path = tmp_path / "c"
     store = new(path)

@@ -184,6 +184,13 @@ class Device:
         slots = self.slots(block)
         return int(slots[unit]["generation"]) if unit < len(slots) else 0
 
+    def was_erased(self, block: int, unit: int, generation: int) -> bool:
+        """Whether a unit that was programmed under a generation has been erased since. A slot of which power let only
+        the beginning be written names no generation, and is none that was erased.
+        """
+        found = self.generation_of(block, unit)
+        return found != generation and (found != 0 or not self.programmed(block, unit, 1).any())
+
     def generations(self) -> npt.NDArray[np.uint64]:
         """Generation of every block that the file reaches into, unchecked; 0 for an erased one. One cheap look."""
         raw = self.image.view(_FIRST_BLOCK, self.present_blocks() * self.geometry.stride)

@@ -204,7 +204,7 @@ class Log:
         if self.waits(place):
             return
         unit = place.offset // self.device.geometry.unit_bytes
-        if self.device.generation_of(place.block, unit) != place.generation:
+        if self.device.was_erased(place.block, unit, place.generation):
             base = self.device.file_offset(place.block, place.offset)
             raise BlockErased(base, f"no such record: block {place.block} was erased, or its spare slot is damaged")
 
