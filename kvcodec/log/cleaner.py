@@ -86,7 +86,7 @@ class Cleaner:
     @property
     def reserve(self) -> int:
         """Erased blocks below which cleaning begins."""
-        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.blocks))
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks))
 
     def keep_room(self, records: Sequence[Record]) -> None:
         """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
@@ -114,11 +114,9 @@ class Cleaner:
 
     def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
-        if self._victim is None and not self._ready and free > self.reserve:
-            return
         if self._ready:
             self._erase()
-        elif self._victim is not None or self._begin(urgent=free <= self.reserve // 2):
+        elif self._victim is not None or (free <= self.reserve and self._begin(urgent=free <= self.reserve // 2)):
             self._step(self._share(units))
         for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
             if self._device.erased_blocks >= needed or not self._clean_one(urgent=True):

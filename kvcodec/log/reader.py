@@ -82,14 +82,10 @@ class Log:
     def follow(self) -> News:
         """What `poll_table` gives and raises, for somebody who knows all that came before."""
         fresh, kept = self._poll(careful=False)
-        return News(fresh, kept, self.take_jumps())
-
-    def take_jumps(self) -> bool:
-        """Whether frames were passed over since the last call."""
         jumped = any(walk.passed for walk in self.walks)
         for walk in self.walks:
             walk.passed = False
-        return jumped
+        return News(fresh, kept, jumped)
 
     @staticmethod
     def _join(fresh: Sequence[Located], kept: Sequence[Located]) -> Sequence[Located]:
