@@ -479,10 +479,10 @@ def test_info_tells_what_vectors_are_kept_as(tmp_path, capsys):
     assert min(vectors.codes, vectors.int4, vectors.raw) > 0
     assert 0 < vectors.mean_room <= 6
     with kv.open(path) as store:
-        payload, row = store.stats().payload_bytes, 2 * DIM * HEADS
-        bodies = [extent.coded.parts for _, extent, _ in parts_of(path)]
-        sizes = sum(part.size for own in bodies for part in own) + 2 * 15 * row  # the residual rows, and the tail
-        assert payload == sizes + 2 * (len(x) - 2 - 128 - 15) * row
+        parts = [part for _, extent, _ in parts_of(path) for part in extent.coded.parts]
+        assert store.stats().payload_bytes == sum(part.size for part in parts)
+        raw = [part.size for part in parts if not part.coded]
+        assert sum(raw) == 2 * (len(x) - 128) * 2 * DIM * HEADS
     print_info(gather_info(path), json=False)
     shown = capsys.readouterr().out
     assert re.search(rf"\b{vectors.codes}\s+{vectors.mean_room:.2f}\s+{vectors.int4}\s+{vectors.raw}\b", shown)
