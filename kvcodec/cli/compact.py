@@ -24,8 +24,9 @@ def command(
 ) -> None:
     """Give back the bytes of what was dropped or superseded: clean all blocks that hold any of it.
 
-    What is alive is copied byte for byte, and costs the device as much. Readers may go on reading meanwhile. An
-    interrupted compaction loses nothing, and the next one goes on.
+    What is alive is copied byte for byte, and costs the device as much; rows that were written a step at a time are
+    laid together. Readers may go on reading meanwhile. An interrupted compaction loses nothing, and the next one goes
+    on.
     """
     with reported(log=log), progress_bar("compact", wanted=not (json or quiet)) as progress:
         import kvcodec

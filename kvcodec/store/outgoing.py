@@ -236,9 +236,11 @@ class Outgoing:
         """Whether tokens before `end` are still in the layer's window when it has `length` tokens."""
         return not self.window or end > length - self.window
 
-    def span(self, open_: OpenRows, journal: CodecSpec = RAW) -> OpenSpan | None:
-        """The open rows that no record holds yet, raw rows coded as `journal` says; None if there are none."""
-        fresh = max(open_.logged, open_.first)
+    def span(self, open_: OpenRows, journal: CodecSpec = RAW, *, anew: bool = False) -> OpenSpan | None:
+        """The open rows that no record holds yet, or with anew all; raw rows coded as `journal` says. None if there are
+        none.
+        """
+        fresh = open_.first if anew else max(open_.logged, open_.first)
         if fresh >= open_.end:
             return None
         rows, spec = open_.rows[fresh - open_.first :], self.policy.spec

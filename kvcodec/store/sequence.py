@@ -24,6 +24,7 @@ from kvcodec.store.policy import SequenceInfo
 from kvcodec.store.readable import Readable
 from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
+from kvcodec.store.relaying import relaid_records
 from kvcodec.store.rows import take_rows
 from kvcodec.store.sequence_index import Key
 from kvcodec.store.window import OpenRows, Rows
@@ -213,6 +214,13 @@ class Sequence(Readable):
             self._store.log_records(records)
         for open_ in self._open.values():
             open_.logged = open_.end
+
+    def lay_anew(self) -> None:
+        """Have open rows that are scattered over many records, all of which are in the log, in few. Raises NoSpace."""
+        self.take_up()
+        limit = self._store.step_limit
+        if records := relaid_records(self._index, self._open, self._outgoing, limit=limit):
+            self._store.log_records(records)
 
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`. Raises ShapeError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
@@ -32,6 +33,7 @@ from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
 from kvcodec.store.policy import SequenceInfo, check_name
 from kvcodec.store.readable import Readable
+from kvcodec.store.relaying import is_scattered
 from kvcodec.store.sequence import Sequence
 from kvcodec.store.set_records import set_records
 from kvcodec.store.stats import Stats, measure_store
@@ -184,14 +186,26 @@ class Store(LoggedStore):
 
     def compact(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
         """Clean every block of which a share is dead, so that the file is as small as it gets; how many were erased.
+        Open rows that were written a step at a time are laid together before.
 
         progress: called with blocks that are done and those that are known to be wanted. Raises NoSpace.
         """
         with self.lock:
             self.check_writable()
             self._log_open_rows()
+            self._lay_anew()
             assert self._cleaner is not None
             return self._cleaner.clean_all(_DEAD_SHARE, progress)
+
+    def _lay_anew(self) -> None:
+        for number, index in list(self.index.sequences.items()):
+            if not is_scattered(index):
+                continue
+            known = number in self._sequences
+            with contextlib.suppress(NoSpace):  # then they stay as they are
+                self.sequence(index.info.name).lay_anew()
+            if not known:
+                self._sequences.pop(number, None)
 
     def sequences(self) -> list[str]:
         """Names of all sequences, in the order in which they were begun."""
