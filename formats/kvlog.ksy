@@ -218,11 +218,13 @@ types:
         type: u8
       - id: framed_bytes
         type: u8
+      - id: compacted_bytes
+        type: u8
       - id: lane
         type: u1
         enum: lane
       - id: reserved
-        size: 11
+        size: 3
       - id: crc
         type: u4
         doc: Of bytes 0 to 59.
@@ -294,7 +296,7 @@ types:
       records:
         pos: offset + 56
         type: frame_records(header.records, end - 8)
-        if: header.type == frame_type::data
+        if: header.type == frame_type::data or header.type == frame_type::compaction
         doc: Parsed when asked for, since a checksum should be looked at before. A frame of another type has none.
 
   frame_header:
@@ -2087,7 +2089,7 @@ types:
         size: 64
       - id: lanes
         type: sidecar_lane
-        size: 72
+        size: 80
         repeat: expr
         repeat-expr: header.lanes
       - id: entries
@@ -2142,6 +2144,8 @@ types:
         type: u8
       - id: programmed_bytes
         type: u8
+      - id: compacted_bytes
+        type: u8
       - id: frames
         type: u8
       - id: frame_crc
@@ -2166,6 +2170,7 @@ types:
 enums:
   frame_type:
     1: data
+    2: compaction
   record_kind:
     1: model
     2: sequence

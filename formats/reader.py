@@ -124,8 +124,8 @@ SUPERBLOCK = Layout(
 )
 SPARE_SLOT = Layout("crc:I first_frame:H lane:H generation:Q")
 BLOCK_HEADER = Layout(
-    "magic:I block:I generation:Q erase_count:Q programmed_bytes:Q host_bytes:Q framed_bytes:Q lane:B reserved:11s "
-    "crc:I"
+    "magic:I block:I generation:Q erase_count:Q programmed_bytes:Q host_bytes:Q framed_bytes:Q compacted_bytes:Q "
+    "lane:B reserved:3s crc:I"
 )
 FRESH, KEPT = 0, 1
 NO_FRAME = 0xFFFF
@@ -238,8 +238,8 @@ class Block:
         own = BLOCK_HEADER.read(self.data)
         want(own.magic == 0x4B4C424B and own.crc == crc32c(self.data[:60]), "block header")
         want(own.lane in (FRESH, KEPT) and not any(own.reserved), "lane or reserved bytes of a block header")
-        counts = own.generation, own.erase_count, own.programmed_bytes, own.host_bytes, own.framed_bytes
-        want(max(counts) < COUNT_LIMIT, "a count of a block header")
+        counts = own.programmed_bytes, own.host_bytes, own.framed_bytes, own.compacted_bytes
+        want(max(own.generation, own.erase_count, *counts) < COUNT_LIMIT, "a count of a block header")
         slot = self.slots[0]
         known = self.number, slot.generation, slot.lane
         want((own.block, own.generation, own.lane) == known, "a block header of another place")
@@ -253,7 +253,7 @@ FRAME_HEADER = Layout(
     "drops:I header_crc:I"
 )
 FRAME_TRAILER = Layout("length:I crc:I")
-DATA_FRAME = 1
+DATA_FRAMES = 1, 2  # DATA, COMPACTION
 
 
 class Frame(NamedTuple):
@@ -291,9 +291,9 @@ def read_frame(block: Block, at: int) -> Frame | None:
     if own.version or own.flags:
         raise UnsupportedVersion(f"frame of version {own.version}, flags {own.flags}")
     want(own.durable < own.number < COUNT_LIMIT and 1 <= own.session_start <= own.number, "numbers of a frame")
-    if own.type != DATA_FRAME and not own.type & 0x80:
+    if own.type not in DATA_FRAMES and not own.type & 0x80:
         raise UnsupportedVersion(f"frame of type {own.type}")
-    records = read_records(block, at, end, own.records) if own.type == DATA_FRAME else []
+    records = read_records(block, at, end, own.records) if own.type in DATA_FRAMES else []
     return Frame(own, end, crc, records)
 
 
@@ -472,8 +472,8 @@ def walk_lanes(device: Device, vouched: SequenceOf[int], mode: str) -> list[Reco
 
 SIDECAR = Layout("magic:8s version:I records:I uuid:16s lsn:Q body_crc:I lanes:H reserved:14s crc:I")
 SIDECAR_LANE = Layout(
-    "block:I offset:I generation:Q number:Q durable:Q framed_bytes:Q host_bytes:Q programmed_bytes:Q frames:Q "
-    "frame_crc:I drops:I"
+    "block:I offset:I generation:Q number:Q durable:Q framed_bytes:Q host_bytes:Q programmed_bytes:Q "
+    "compacted_bytes:Q frames:Q frame_crc:I drops:I"
 )
 
 

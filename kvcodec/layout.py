@@ -61,8 +61,9 @@ BLOCK_HEADER = np.dtype(
         ("programmed_bytes", "<u8"),
         ("host_bytes", "<u8"),
         ("framed_bytes", "<u8"),
+        ("compacted_bytes", "<u8"),
         ("lane", "u1"),
-        ("reserved", "V11"),
+        ("reserved", "V3"),
         ("crc", "<u4"),
     ]
 )
@@ -286,6 +287,7 @@ SIDECAR_LANE = np.dtype(
         ("framed_bytes", "<u8"),
         ("host_bytes", "<u8"),
         ("programmed_bytes", "<u8"),
+        ("compacted_bytes", "<u8"),
         ("frames", "<u8"),
         ("frame_crc", "<u4"),
         ("drops", "<u4"),
@@ -356,6 +358,7 @@ class FrameType(IntEnum):
     """Type of a frame; bit 7 set would mean that a reader may skip it."""
 
     DATA = 1
+    COMPACTION = 2
 
 
 class Kind(IntEnum):

@@ -497,7 +497,7 @@ def decode_numbers(table, parts):
 
 def parse_sidecar(parser, data):
     sidecar = parser.Sidecar(KaitaiStream(BytesIO(data)))
-    assert len(data) == 64 + 72 * len(sidecar.lanes) + 144 * len(sidecar.entries)
+    assert len(data) == 64 + 80 * len(sidecar.lanes) + 144 * len(sidecar.entries)
     return {
         "header": parsed_struct(sidecar.header, layout.SIDECAR.names),
         "lanes": [parsed_struct(lane, layout.SIDECAR_LANE.names) for lane in sidecar.lanes],

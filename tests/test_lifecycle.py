@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
+from kvcodec.bulk.wear import Use, log_wear
 from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.image import Image
 from kvcodec.log.sidecar import sidecar_path
@@ -170,6 +171,35 @@ def test_rows_of_single_steps_are_laid_together(tmp_path, options):
                 for got, want in zip(store.sequence("a").read(layer), other.sequence("a").read(layer), strict=True):
                     assert np.array_equal(got, want)
     assert verify_log(path).verdict == "clean"
+
+
+def test_compaction_counts_apart_from_cleaning(tmp_path):
+    path = tmp_path / "c"
+    with make(path, durability="step", residual=8, k="int4/channel/g16", v="int4/token/g16") as store:
+        for name in "abcd":
+            append(store.sequence(name), data(90, ord(name)))
+        for t in range(12):
+            append(store.sequence("e"), data(1, t))
+        store.drop("b")
+        before = store.stats()
+        assert (before.copied_bytes, before.compacted_bytes) == (0, 0)
+        store.compact()
+        after = store.stats()
+        assert (after.host_bytes, after.framed_bytes, after.copied_bytes) == (before.host_bytes, before.framed_bytes, 0)
+        assert after.compacted_bytes == pytest.approx(after.programmed_bytes - before.programmed_bytes, rel=0.05)
+        append(store.sequence("a"), data(1, 99))
+        last = store.stats()
+        assert last.host_bytes > after.host_bytes
+    for sidecar in (True, False):
+        sidecar_path(path).unlink() if not sidecar else None
+        with kv.open(path) as store:
+            found = store.stats()
+        for name in ("host_bytes", "framed_bytes"):
+            assert getattr(found, name) - getattr(last, name) in range(100)  # the witness of the close
+        assert found.compacted_bytes == pytest.approx(last.compacted_bytes, rel=0.02)
+        wear = log_wear(path, Use()).amplification
+        assert wear.cleaning < 1.01 < wear.compaction
+        assert wear.total == pytest.approx(found.programmed_bytes / found.host_bytes)
 
 
 def step_lsns(store):

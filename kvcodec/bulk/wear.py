@@ -100,9 +100,9 @@ def log_wear(path: Path, use: Use, *, own_device: bool = True) -> WearReport:
     if not alive or not stats.host_bytes:
         raise SpecError(f"{path} holds no tokens: there is no wear to tell of")
     tokens = alive * stats.begun / len(stats.sequences)
-    padded = stats.programmed_bytes - stats.copied_bytes
     own = Amplification(
-        stats.host_bytes, stats.framed_bytes, padded, stats.copied_bytes, spare=stats.spare_bytes
+        stats.host_bytes, stats.framed_bytes, stats.padded_bytes, stats.copied_bytes, stats.compacted_bytes,
+        stats.spare_bytes,
     )  # fmt: skip
     cycles = geometry if own_device else Geometry.parse(use.device)
     return _report(str(path), geometry, own, tokens, use, cycles.rated_cycles)

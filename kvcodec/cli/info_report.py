@@ -87,13 +87,17 @@ def _without_dictionaries(stats: Stats) -> list[tuple[str, int, float]]:
 
 
 def _print_device(stats: Stats) -> None:
+    from kvcodec.store.stats import AMPLIFICATIONS
+
     figures = stats.as_dict()
     waf, *factors = (
         number(float("nan") if (x := figures[f"write_amplification{part}"]) is None else x, ".3f")
-        for part in ("", "_format", "_padding", "_cleaning")
+        for part in ("", *(f"_{name}" for name in AMPLIFICATIONS))
     )
-    names = ("format", "padding", *(["cleaning"] if stats.copied_bytes else []))
-    product = " x ".join(f"{name} {factor}" for name, factor in zip(names, factors, strict=False))
+    shown = (True, True, stats.copied_bytes > 0, stats.compacted_bytes > 0)
+    product = " x ".join(
+        f"{name} {factor}" for name, factor, there in zip(AMPLIFICATIONS, factors, shown, strict=True) if there
+    )
     rows = (
         ("write amplification", f"{waf} = {product}"),
         ("programmed", f"{size(stats.programmed_bytes)} for {size(stats.host_bytes)} of payload ever written"),

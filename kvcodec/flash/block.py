@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -11,19 +11,27 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import BLOCK_HEADER, BLOCK_MAGIC, COUNTER_LIMIT, Lane
 
-_COUNTED = {"programmed": "programmed_bytes", "framed": "framed_bytes", "host": "host_bytes"}
+COUNTED = "programmed", "framed", "host", "compacted"  # fields of Counters; of headers with _bytes behind
 
 
 @dataclass
 class Counters:
-    """Cumulative bytes: programmed (whole units), framed (frames with their headers), host (rows as coded)."""
+    """Cumulative bytes: programmed (whole units), framed (frames with their headers), compacted (those that a
+    compaction wrote), host (rows as coded, in all others).
+    """
 
     programmed: int = 0
     framed: int = 0
     host: int = 0
+    compacted: int = 0
 
     def __add__(self, other: Counters) -> Counters:
-        return Counters(self.programmed + other.programmed, self.framed + other.framed, self.host + other.host)
+        return Counters(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
+
+    @property
+    def programmed_to_compact(self) -> int:
+        """What of the bytes programmed was for frames that a compaction wrote; padding falls on all frames alike."""
+        return round(self.programmed * self.compacted / self.framed) if self.framed else 0
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,8 @@ def encode_header(block: Block) -> bytes:
     header["magic"], header["block"] = BLOCK_MAGIC, block.number
     header["generation"], header["erase_count"] = block.generation, block.erase_count
     header["lane"] = block.lane
-    for name, field in _COUNTED.items():
-        header[field] = getattr(block.before, name)
+    for name in COUNTED:
+        header[f"{name}_bytes"] = getattr(block.before, name)
     header["crc"] = crc32c(header.tobytes()[:-4])
     return header.tobytes()
 
@@ -57,8 +65,8 @@ def decode_header(raw: Bytes, at: int) -> Block:
         raise CorruptRecord(at, "block header: magic or checksum")
     if any(header["reserved"].tobytes()) or int(header["lane"]) not in list(Lane):
         raise CorruptRecord(at, "block header: a reserved field is set")
-    if max(int(header[field]) for field in ("generation", "erase_count", *_COUNTED.values())) >= COUNTER_LIMIT:
+    before = Counters(*(int(header[f"{name}_bytes"]) for name in COUNTED))
+    if max(int(header["generation"]), int(header["erase_count"]), *astuple(before)) >= COUNTER_LIMIT:
         raise CorruptRecord(at, "block header: a count out of range")
-    before = Counters(**{name: int(header[field]) for name, field in _COUNTED.items()})
     number, generation, erases = (int(header[field]) for field in ("block", "generation", "erase_count"))
     return Block(number, generation, erases, before, Lane(int(header["lane"])))

@@ -73,7 +73,7 @@ def _frame_end(device: Device, broken: Broken, block: Block, offset: int, number
         return 0
     if int(h["header_crc"]) != crc32c(raw[:-_CRC_BYTES], frame_seed(device.uuid)):
         return 0
-    known = (int(h["version"]), int(h["type"]), int(h["flags"])) == (FORMAT_VERSION, FrameType.DATA, 0)
+    known = (int(h["version"]), int(h["flags"])) == (FORMAT_VERSION, 0) and int(h["type"]) in list(FrameType)
     own = (int(h["number"]), int(h["previous"]), int(h["session"]), int(h["session_start"]))
     length = int(h["length"])
     fits = FRAME_OVERHEAD <= length <= data.size - offset and not length % LOOSE_ALIGNMENT

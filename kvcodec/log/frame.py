@@ -36,6 +36,7 @@ from kvcodec.layout import (
 
 MAX_FRAME = 4 << 20
 _SKIPPABLE = 0x80
+_IDENTITY = "number", "durable", "session", "session_start", "previous", "drops", "type"
 _ERASED_TAG = 0xFF
 _CRC_FIELD = 4  # bytes of a checksum; in a record header the kind follows it
 
@@ -131,7 +132,9 @@ def frame_seed(uuid: bytes) -> int:
 
 @dataclass(frozen=True)
 class FrameId:
-    """What a frame says of its place in its lane. drops: DROP records in the frames before it, modulo 2**32."""
+    """What a frame says of its place in its lane. drops: DROP records in the frames before it, modulo 2**32. type: a
+    FrameType, or one that is skipped.
+    """
 
     number: int
     durable: int
@@ -139,6 +142,7 @@ class FrameId:
     session_start: int
     previous: int
     drops: int = 0
+    type: int = FrameType.DATA
 
 
 Sealed = Sequence[tuple[bytes, bytes | Bytes]]  # header bytes and body of records
@@ -172,7 +176,7 @@ def write_frame(
         out[body_start:position] = np.frombuffer(body, np.uint8)
     out[position:] = 0
     h = out[: FRAME_HEADER.itemsize].view(FRAME_HEADER)[0]
-    h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, FrameType.DATA
+    h["magic"], h["version"], h["type"] = frame_magic(generation), FORMAT_VERSION, frame.type
     h["flags"], h["drops"] = 0, frame.drops
     h["length"], h["records"], h["number"], h["durable"] = len(out), len(starts), frame.number, frame.durable
     h["session"], h["session_start"], h["previous"] = frame.session, frame.session_start, frame.previous
@@ -225,15 +229,15 @@ def read_frame(data: Bytes, offset: int, *, generation: int, uuid: bytes, base: 
         raise Flaw("frame checksum")
     if int(h["version"]) != FORMAT_VERSION or int(h["flags"]):
         raise UnsupportedVersion(f"at byte {base + offset}: frame version {int(h['version'])} or flags")
-    ident = FrameId(*(int(h[f]) for f in ("number", "durable", "session", "session_start", "previous", "drops")))
+    ident = FrameId(*(int(h[f]) for f in _IDENTITY))
     if not (ident.durable < ident.number < COUNTER_LIMIT and 1 <= ident.session_start <= ident.number):
         raise CorruptRecord(
             base + offset, f"frame {ident.number}: durable {ident.durable}, session {ident.session_start}"
         )
     end = offset + length
-    if int(h["type"]) != FrameType.DATA:
-        if not int(h["type"]) & _SKIPPABLE:
-            raise UnsupportedVersion(f"at byte {base + offset}: frame type {int(h['type'])}")
+    if ident.type not in list(FrameType):
+        if not ident.type & _SKIPPABLE:
+            raise UnsupportedVersion(f"at byte {base + offset}: frame type {ident.type}")
         return Frame(ident, end, crc, [])
     return Frame(ident, end, crc, list(_read_records(data, offset, end, int(h["records"]), base)))
 

@@ -51,6 +51,7 @@ _CRC_BYTES = 4  # a header_crc, and a trailer's crc
 _KIND_AT: int = RECORD_HEADER.fields["kind"][1]  # type: ignore[index]
 _TALLEST = max(RECORD_ALIGNMENT.values())
 _ZEROS = bytes(_TALLEST)
+_TYPES = frozenset(FrameType)
 
 
 class _Plain(NamedTuple):
@@ -78,17 +79,24 @@ _PLAIN = {kind: _plain(kind) for kind in (Kind.SEQUENCE, Kind.GROUP, Kind.STEP, 
 
 @dataclass
 class Scanned:
-    """Good frames in a row: their records, the cursor behind the last of them, how many, and their bytes."""
+    """Good frames in a row: their records, the cursor behind the last of them, how many, and their bytes; of those that
+    a compaction wrote the bytes and the records.
+    """
 
     table: RecordTable
     cursor: Cursor
     frames: int
     framed: int
+    compacted: int
+    compactions: list[slice]
 
     @property
     def host(self) -> int:
-        """Bytes of the records that carry rows, as frame.host_bytes counts them."""
-        kinds, common, groups = self.table.kinds, self.table.columns(RECORD_HEADER), self.table.columns(GROUP_HEADER)
+        """Bytes of the records that carry rows, as frame.host_bytes counts them, but for those of compactions."""
+        common, groups = self.table.columns(RECORD_HEADER), self.table.columns(GROUP_HEADER)
+        kinds = self.table.kinds.copy()
+        for records in self.compactions:
+            kinds[records] = 0
         own = groups[kinds == Kind.GROUP]
         coded = np.maximum(own["body_bytes"].astype(np.int64) - own["error_bytes"], 0)
         steps = common["body_bytes"][(kinds == Kind.STEP) | (kinds == Kind.ROWS)]
@@ -122,6 +130,7 @@ class _Scan:
         self._magic = frame_magic(block.generation)
         self._starts: list[int] = []
         self._headers = bytearray()
+        self._compacted, self._compactions = 0, list[slice]()
 
     def run(self, cursor: Cursor, offset: int) -> Scanned:
         block, cursor, frames, framed = self._block, replace(cursor), 0, 0
@@ -132,7 +141,8 @@ class _Scan:
         places[:] = [block.generation, block.number, 0]
         places[:, 2] = self._starts
         cursor.block = block
-        return Scanned(RecordTable(fill_table(places, self._headers)), cursor, frames, framed)
+        table = RecordTable(fill_table(places, self._headers))
+        return Scanned(table, cursor, frames, framed, self._compacted, self._compactions)
 
     def _next_unit(self, offset: int) -> int:
         """The next unit, if the rest of this one is zeros; else where nothing is."""
@@ -156,7 +166,7 @@ class _Scan:
         crc = crc32c(self._data[start : offset + length - _CRC_BYTES], header_crc)
         if _TRAILER.unpack_from(view, end) != (length, crc) or version != FORMAT_VERSION or flags:
             return 0
-        if type_ != FrameType.DATA or not (durable < number < COUNTER_LIMIT and 1 <= session_start <= number):
+        if type_ not in _TYPES or not (durable < number < COUNTER_LIMIT and 1 <= session_start <= number):
             return 0
         before = len(self._starts)
         if not self._take_records(start, end, records):
@@ -164,6 +174,9 @@ class _Scan:
             return 0
         cursor.offset, cursor.number, cursor.crc = offset + length, number, crc
         cursor.durable, cursor.session, cursor.drops = max(cursor.durable, durable), session, drops
+        if type_ == FrameType.COMPACTION:
+            self._compacted += length
+            self._compactions.append(slice(before, len(self._starts)))
         return int(length)
 
     def _take_records(self, position: int, last: int, count: int) -> bool:

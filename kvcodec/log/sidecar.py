@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcodec.errors import CorruptRecord
-from kvcodec.flash.block import Counters
+from kvcodec.flash.block import COUNTED, Counters
 from kvcodec.flash.checksum import crc32c
 from kvcodec.layout import (
     FORMAT_VERSION,
@@ -60,7 +60,8 @@ def write_sidecar(path: Path, log: Log, ends: Sequence[LaneEnd], located: Sequen
         if cursor.block is not None:
             row["block"], row["offset"], row["generation"] = cursor.block.number, cursor.offset, cursor.block.generation
         row["number"], row["durable"], row["frame_crc"] = cursor.number, cursor.durable, cursor.crc
-        row["framed_bytes"], row["host_bytes"], row["programmed_bytes"] = totals.framed, totals.host, totals.programmed
+        for name in COUNTED:
+            row[f"{name}_bytes"] = getattr(totals, name)
         row["frames"], row["drops"] = end.frames, cursor.drops
     body = lanes.tobytes() + join_records([located]).entries.tobytes()
     head = np.zeros((), SIDECAR)
@@ -133,7 +134,7 @@ def _set_ends(head: np.void, lanes: npt.NDArray[np.void], table: RecordTable, lo
     for walk, row, cursor in zip(log.walks, lanes, cursors, strict=True):
         assert cursor is not None
         walk.cursor, walk.report.frames = cursor, int(row["frames"])
-        walk.totals = Counters(*(int(row[f]) for f in ("programmed_bytes", "framed_bytes", "host_bytes")))
+        walk.totals = Counters(*(int(row[f"{name}_bytes"]) for name in COUNTED))
     log.lsn = int(head["lsn"])
     for n in np.flatnonzero(np.isin(table.kinds, (Kind.FREED, Kind.RETIRED))).tolist():
         log.learn(table[n])

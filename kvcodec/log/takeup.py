@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from kvcodec.errors import EraseFailed, SpecError
 from kvcodec.flash.device import Device
+from kvcodec.layout import FrameType
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.walk import Walk
@@ -21,6 +23,17 @@ class Writers(NamedTuple):
 
     fresh: LaneWriter
     kept: LaneWriter
+
+    @contextlib.contextmanager
+    def compacting(self) -> Iterator[None]:
+        """What is written meanwhile counts as compaction."""
+        for writer in self:
+            writer.frame_type = FrameType.COMPACTION
+        try:
+            yield
+        finally:
+            for writer in self:
+                writer.frame_type = FrameType.DATA
 
 
 def take_up(device: Device, log: Log) -> Writers:

@@ -16,7 +16,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord, UnsupportedVersion
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
-from kvcodec.layout import FREED_HEADER, NO_FRAME, Kind, Lane
+from kvcodec.layout import FREED_HEADER, NO_FRAME, FrameType, Kind, Lane
 from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.broken import Broken
 from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop, read_frame
@@ -154,14 +154,19 @@ class Walk:
     def _count_scanned(self, found: Scanned) -> None:
         self.report.frames += found.frames
         self.totals.framed += found.framed
+        self.totals.compacted += found.compacted
         self.totals.host += found.host
         self.lsn = max(self.lsn, found.lsn)
         self.cursor = found.cursor
 
     def _count(self, frame: Frame) -> None:
         self.report.frames += 1
-        self.totals.framed += frame.end - self.cursor.offset
-        self.totals.host += sum(host_bytes(header) for _, header in frame.records)
+        size = frame.end - self.cursor.offset
+        self.totals.framed += size
+        if frame.id.type == FrameType.COMPACTION:
+            self.totals.compacted += size
+        else:
+            self.totals.host += sum(host_bytes(header) for _, header in frame.records)
         self.lsn = max(self.lsn, *(int(header["lsn"]) for _, header in frame.records), 0)
 
     def counters(self) -> Counters:

@@ -13,7 +13,7 @@ from kvcodec.errors import DeviceError
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
-from kvcodec.layout import FRAME_OVERHEAD, NO_FRAME
+from kvcodec.layout import FRAME_OVERHEAD, NO_FRAME, FrameType
 from kvcodec.log.frame import FrameId, Record, count_drops, host_bytes, seal_record, write_frame
 from kvcodec.log.located import HEADER_ROOM, Located, Place, RecordTable, fill_table, join_records
 from kvcodec.log.plan import PlannedFrame, plan_frames
@@ -36,6 +36,7 @@ class LaneWriter:
         self.device, self.lane = device, walk.lane
         self._log, self._walk = log, walk
         self.durable = walk.cursor.durable
+        self.frame_type = FrameType.DATA
         self._number, self._crc, self._drops = walk.cursor.number, walk.cursor.crc, walk.cursor.drops
         self._session = int.from_bytes(os.urandom(4), "little") or 1
         self._session_start = self._number + 1
@@ -197,7 +198,10 @@ class LaneWriter:
         self._drops = count_drops(self._drops, (record.kind for _, record in frame.records))
         self._frames, self._frame_end = self._frames + 1, offset + size
         self.counters.framed += size
-        self.counters.host += host
+        if self.frame_type == FrameType.COMPACTION:
+            self.counters.compacted += size
+        else:
+            self.counters.host += host
         return located
 
     def _write(self, frame: PlannedFrame, block: Block, offset: int) -> tuple[int, int, Sequence[Located]]:
@@ -206,7 +210,7 @@ class LaneWriter:
         """
         sealed = [(seal_record(record, lsn), record.body) for lsn, record in frame.records]
         ident = FrameId(self._number + 1, self.durable, self._session, self._session_start, self._crc,
-                        self._drops)  # fmt: skip
+                        self._drops, self.frame_type)  # fmt: skip
         crc = write_frame(
             self._tail.extend(frame.end - frame.offset), sealed, ident, [at - offset for at in frame.places],
             generation=block.generation, uuid=self.device.uuid,

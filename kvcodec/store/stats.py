@@ -47,13 +47,17 @@ class SequenceStats:
     vectors: VectorCounts | None = None
 
 
+AMPLIFICATIONS = "format", "padding", "cleaning", "compaction"  # factors of programmed over host bytes
+
+
 @dataclass(frozen=True)
 class Stats:
     """One log. All figures are bytes unless named otherwise.
 
     raw16: the same tokens in 16 bits. payload: what they are read from. host: payload ever given to the device;
     framed: with frame and record headers; programmed: with padding and block headers, and what was copied, which is
-    programmed to clean blocks; spare: out-of-band, apart. begun: sequences that ever were.
+    programmed to clean blocks, or compacted, which is programmed to make the log small; spare: out-of-band, apart.
+    begun: sequences that ever were.
     dictionary: records of dictionaries and codebooks, which are framed and programmed too; dictionaries: hashes of
     their sets;
     growths: how many of these grew out of others; grown: their records.
@@ -81,12 +85,18 @@ class Stats:
     growths: int = 0
     grown_bytes: int = 0
     copied_bytes: int = 0
+    compacted_bytes: int = 0
     begun: int = 0
 
     @property
     def bytes_per_number(self) -> float:
         """Of coded groups: codes and metadata over numbers."""
         return self.coded_bytes / self.coded_numbers if self.coded_numbers else float("nan")
+
+    @property
+    def padded_bytes(self) -> int:
+        """Programmed for what was appended."""
+        return self.programmed_bytes - self.copied_bytes - self.compacted_bytes
 
     @property
     def write_amplification(self) -> float:
@@ -112,14 +122,10 @@ class Stats:
             "ratio_programmed_without_dictionaries": self.ratio(self.programmed_bytes - self.dictionary_bytes),
             "ratio_file": self.ratio(self.file_bytes),
             "write_amplification": self.write_amplification,
-            "write_amplification_format": self.framed_bytes / self.host_bytes if self.host_bytes else float("nan"),
-            "write_amplification_padding": (self.programmed_bytes - self.copied_bytes) / self.framed_bytes
-            if self.framed_bytes
-            else float("nan"),
-            "write_amplification_cleaning": self.programmed_bytes / (self.programmed_bytes - self.copied_bytes)
-            if self.programmed_bytes
-            else float("nan"),
         }
+        steps = [self.host_bytes, self.framed_bytes, self.padded_bytes, self.padded_bytes + self.copied_bytes]
+        for name, more, fewer in zip(AMPLIFICATIONS, [*steps[1:], self.programmed_bytes], steps, strict=True):
+            ratios[f"write_amplification_{name}"] = more / fewer if fewer else float("nan")
         return asdict(self) | {name: value if value == value else None for name, value in ratios.items()}
 
 
@@ -130,6 +136,7 @@ def measure_store(store: Store) -> Stats:
     grown = store.index.dictionaries.growths
     counted = device.counters if store.writable else {walk.lane: walk.counters() for walk in log.walks}
     fresh, kept = counted[Lane.FRESH], counted[Lane.KEPT]
+    compacted = fresh.programmed_to_compact + kept.programmed_to_compact
     erase_counts, units = [], 0
     for number in np.flatnonzero(device.generations()).tolist():
         units += int(device.programmed(number).sum())
@@ -146,7 +153,7 @@ def measure_store(store: Store) -> Stats:
         coded_bytes=sum(s.coded_bytes for s in sequences),
         coded_numbers=sum(s.coded_numbers for s in sequences),
         host_bytes=fresh.host,
-        framed_bytes=fresh.framed,
+        framed_bytes=fresh.framed - fresh.compacted,
         programmed_bytes=fresh.programmed + kept.programmed,
         spare_bytes=units * SPARE_BYTES,
         file_bytes=device.image.size,
@@ -160,7 +167,8 @@ def measure_store(store: Store) -> Stats:
         dictionaries=tuple(basis.hex() for basis in store.index.dictionaries.held()),
         growths=len(grown),
         grown_bytes=sum(growth.nbytes for growth in grown),
-        copied_bytes=kept.programmed,
+        copied_bytes=kept.programmed - kept.programmed_to_compact,
+        compacted_bytes=compacted,
         begun=store.index.last_id,
     )
 

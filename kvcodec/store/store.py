@@ -193,9 +193,11 @@ class Store(LoggedStore):
         with self.lock:
             self.check_writable()
             self._log_open_rows()
-            self._lay_anew()
             assert self._cleaner is not None
-            return self._cleaner.clean_all(_DEAD_SHARE, progress)
+            assert self._writers is not None
+            with self._writers.compacting():
+                self._lay_anew()
+                return self._cleaner.clean_all(_DEAD_SHARE, progress)
 
     def _lay_anew(self) -> None:
         for number, index in list(self.index.sequences.items()):

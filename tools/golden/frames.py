@@ -78,7 +78,7 @@ def _(forge: Forge) -> None:
 
 @CASES.bad("frame-type", "a frame of an unknown mandatory type", "UnsupportedVersion", frozen=False)
 def _(forge: Forge) -> None:
-    forge.frame(forge.seal(forged_model().record()), patch=frame_field("type", 2))
+    forge.frame(forge.seal(forged_model().record()), patch=frame_field("type", 3))
 
 
 @CASES.good("frame-type-skipped", "a frame of an unknown type that a reader may skip")
