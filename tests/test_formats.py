@@ -405,7 +405,7 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTS) - {"errata.md"}))
 def test_a_document_names_its_version_and_date(name):
     lines = DOCUMENTS[name].splitlines()
     assert re.fullmatch(r"# .*, version 0", lines[0])
