@@ -41,10 +41,6 @@ class FreedFrames:
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
 
-    def records(self, limit: int) -> list[Record]:
-        """All runs as FREED records of bodies of at most `limit` bytes."""
-        return freed_records(self, limit)
-
 
 def freed_records(runs: Iterable[tuple[Lane, int, int]], limit: int) -> list[Record]:
     """FREED records of (lane, first, end), with bodies of at most `limit` bytes or one run."""

@@ -154,10 +154,6 @@ class Log:
         """Cumulative bytes of both lanes, of units up to those that are open."""
         return self.fresh.totals + self.kept.totals
 
-    def counters(self) -> Counters:
-        """Cumulative bytes of both lanes up to their ends."""
-        return self.fresh.counters() + self.kept.counters()
-
     # -- one record --------------------------------------------------------------------------------------------
 
     def load(self, place: Place) -> tuple[np.void, Bytes]:

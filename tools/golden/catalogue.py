@@ -5,6 +5,7 @@ from tools.golden import (
     dictionaries,
     frames,
     grown,
+    lanes,
     models,
     parts,
     products,
@@ -14,7 +15,7 @@ from tools.golden import (
     whole,
 )
 
-_MODULES = (whole, dictionaries, bounded, grown, products, trellises, superblocks, frames, models, rows, parts)
+_MODULES = (whole, dictionaries, bounded, grown, products, trellises, superblocks, frames, lanes, models, rows, parts)
 _ALL = [case for module in _MODULES for case in module.CASES]
 REJECTED = [case for case in _ALL if case.error]
 CASES = [case for case in _ALL if not case.error] + REJECTED

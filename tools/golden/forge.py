@@ -12,7 +12,7 @@ from kvcodec import layout
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import Geometry
-from kvcodec.layout import FRAME_HEADER, NO_FRAME
+from kvcodec.layout import FRAME_HEADER, NO_FRAME, Lane
 from kvcodec.log.frame import FrameId, Record, build_frame, frame_seed, seal_record
 from tools.golden.case import DEVICE, Cases
 from tools.golden.fixed import uuid_of
@@ -38,10 +38,15 @@ class Forge:
         self.number, self.crc, self.lsn, self.unit = 0, 0, 0, self.device.geometry.unit_bytes
         self.begin_block(1)
 
-    def begin_block(self, generation: int) -> None:
+    def begin_block(self, generation: int, lane: Lane = Lane.FRESH) -> None:
         self.device.generation = generation - 1
-        self.block = self.device.allocate()
+        self.block = self.device.allocate(lane)
         self.offset = self.unit
+
+    def begin_kept(self) -> None:
+        """Go on in lane KEPT, of which there is no frame yet."""
+        self.begin_block(self.block.generation + 1, Lane.KEPT)
+        self.number, self.crc = 0, 0
 
     def seal(self, record: Record, **changes: Any) -> tuple[bytes, bytes]:
         """Header and body of a record, with some header fields changed and the checksums right all the same."""
