@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,21 @@ def take_rows(array: Any, model: Model, layer: int, stream: Stream, first_token:
         token, head, channel = bad
         raise NonFiniteError(layer, stream.name, first_token + token, head, channel)
     return bits
+
+
+def take_streams(
+    arrays: Sequence[Any], model: Model, layer: int, streams: Sequence[Stream], firsts: Sequence[int]
+) -> list[Rows]:
+    """`take_rows` of one array for each stream of a layer, all of as many rows. firsts: tokens of their first rows."""
+    if len(arrays) != len(streams):
+        names = ", ".join(s.name for s in streams)
+        raise ShapeError(f"layer {layer}: {len(arrays)} arrays, want one each for {names}")
+    each = zip(arrays, streams, firsts, strict=True)
+    taken = [take_rows(own, model, layer, stream, first) for own, stream, first in each]
+    counts = [len(rows) for rows in taken]
+    if len(set(counts)) > 1:
+        raise ShapeError(f"{streams[1].name} (layer {layer}): {counts[1]} tokens, {streams[0].name} has {counts[0]}")
+    return taken
 
 
 def take_tokens(tokens: Any, held: range) -> npt.NDArray[np.int64]:
