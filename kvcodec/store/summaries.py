@@ -50,22 +50,25 @@ class Summaries:
 
     def __init__(self, log: Log, index: SequenceIndex) -> None:
         self._log, self._index = log, index
-        self._known: dict[int, Positions] = {}  # by the lsn of records of layers' first streams
+        self._known: dict[int, Positions] = {}  # by lsn of a record
 
     def of(self, layer: int, held: range) -> list[Placed]:
         """Those of a layer of which it holds any row, in token order. Raises CorruptRecord."""
-        first, *others = [self._index.maps[layer, s.id] for s in self._index.model.layers[layer].streams]
+        stream = self._index.model.layers[layer].streams[0]
         found = []
-        for extent in first.summaries():
-            if extent.end <= held.start or extent.first >= held.stop:
-                continue
-            coded = extent.coded
-            if coded.lsn not in self._known:
-                beside = [e.coded for own in others for e in own.summaries() if e.coded.first == coded.first]
-                self._known[coded.lsn] = load_positions(self._log, [coded, *beside])
-            own = self._known[coded.lsn][extent.first - coded.first : extent.end - coded.first]
-            found.append(Placed(extent, own))
+        for extent in self._index.maps[layer, stream.id].summaries():
+            if extent.first < held.stop and extent.end > held.start:
+                first, own = extent.coded.first, self.positions(layer, extent.coded)
+                found.append(Placed(extent, own[extent.first - first : extent.end - first]))
         return found
+
+    def positions(self, layer: int, coded: Coded) -> Positions:
+        """Of the rows of a summary, of which a record of any stream is named. Raises CorruptRecord."""
+        if coded.lsn not in self._known:
+            maps = [self._index.maps[layer, s.id] for s in self._index.model.layers[layer].streams]
+            records = [e.coded for own in maps for e in own.summaries() if e.coded.first == coded.first]
+            self._known[coded.lsn] = load_positions(self._log, records)
+        return self._known[coded.lsn]
 
 
 def load_positions(log: Log, records: Sequence[Coded]) -> Positions:
