@@ -1,5 +1,6 @@
 """Rows that stand for a range of tokens: who sees them, and that no token is counted beside its summary."""
 
+import contextlib
 import itertools
 import random
 
@@ -10,8 +11,8 @@ import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import CorruptRecord, NonFiniteError, NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.device import Device
-from kvcodec.layout import POSITION, DropScope, Kind
-from kvcodec.log.frame import Record, new_record
+from kvcodec.layout import POSITION, Kind
+from kvcodec.log.frame import Record
 from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
@@ -36,7 +37,7 @@ def reference(q, k, v, scale=None):
 
 
 def seen_at(position, length=LENGTH):
-    """Token numbers that a query at a position sees of the log of `summarised`: the rule once more, number by number."""
+    """Token numbers that a query at a position sees of the log of `summarised`: the rule, number by number."""
     late = dict(zip(range(FIRST, FIRST + COUNT), SEEN, strict=True))
     at = length if position is None else position
     there = [t for t in range(length) if not FIRST + COUNT <= t < END]
@@ -226,8 +227,8 @@ def test_more_that_is_refused(tmp_path):
         store.compact()
         assert [(own.first, own.end) for own in fork.summaries(1)] == [(20, 60)]
         check(fork, put([tuple(x[:60] for x in own) for own in data(LENGTH, 1)], 20, data(3, 5)), [(23, 60)])
+        store.drop("a")
         with pytest.raises(UnknownSequence):
-            store.drop("a")
             sequence.summarize(0, 10, new)
 
 
@@ -347,9 +348,8 @@ def records_in(path):
     return found
 
 
-@pytest.mark.parametrize("victim", ["keys", "values", "drop"])
-def test_damage_is_told_and_repaired(victim, tmp_path):
-    """Nothing is ever read that was not there; what is left of a log holds no half of a summary."""
+def test_a_frame_of_a_summary_that_is_lost_is_told_and_repaired(tmp_path):
+    """Without its DROP record there is none."""
     path, parts = tmp_path / "c", data(LENGTH, 1)
     with make(path) as store:
         append(store.sequence("a"), parts)
@@ -357,28 +357,38 @@ def test_damage_is_told_and_repaired(victim, tmp_path):
         store.sequence("a").summarize(FIRST, END, dict(enumerate(data(COUNT, 7))))
         store.sync()
         append(store.sequence("a"), data(70, 2))
-    found = records_in(path)
-    groups = [at for at, h in found if int(h["kind"]) == Kind.GROUP and int(h["position_bytes"])]
-    at = {"keys": groups[0], "values": groups[1], "drop": next(at for at, h in found if int(h["kind"]) == Kind.DROP)}
-    broken = copy_of(path, tmp_path, lambda raw: raw.__setitem__(at[victim] + 20, raw[at[victim] + 20] ^ 1))
+    at = next(at for at, h in records_in(path) if int(h["kind"]) == Kind.DROP) + 20
+    broken = copy_of(path, tmp_path, lambda raw: raw.__setitem__(at, raw[at] ^ 1))
     assert verify_log(broken).verdict == "damaged"
-    with kv.open(broken, recovery="skip-damaged") as store:
-        own = store.sequence("a")
-        try:
-            for got, was in zip(own.read(0), parts[0], strict=True):
-                assert np.array_equal(got[:FIRST], was[:FIRST])
-                assert np.array_equal(got[FIRST:END], was[FIRST:END])  # where the whole summary is lost
-        except CorruptRecord as error:
-            assert "lost" in str(error)
-    report = kv.repair(broken, tmp_path / "new", overwrite=True)
+    kv.repair(broken, tmp_path / "new")
     assert verify_log(tmp_path / "new").verdict == "clean"
-    with kv.open(tmp_path / "new", "a") as store:
+    for log in (broken, tmp_path / "new"):
+        with kv.open(log, recovery="skip-damaged") as store:
+            for got, was in zip(store.sequence("a").read(0), parts[0], strict=True):
+                assert np.array_equal(got[:LENGTH], was)
+
+
+@pytest.mark.parametrize("stream", [kv.StreamId.K, kv.StreamId.V])
+def test_half_a_summary_is_none(stream, tmp_path):
+    """Rows of one stream are lost: never are others read in their place, and what is repaired has none of them."""
+    path, parts, new = tmp_path / "c", data(LENGTH, 1), data(COUNT, 7)
+    forged(path, lambda kind, h, _: kind != Kind.GROUP or (int(h["first_layer"]), int(h["stream"])) != (1, stream))
+    with kv.open(path) as store:
+        assert len(store.sequence("a")) == FIRST
+    with kv.open(path, recovery="skip-damaged") as store:
         own = store.sequence("a")
-        for layer in range(2):
-            for got, was in zip(own.read(layer), parts[layer], strict=True):
-                assert np.array_equal(got[:FIRST], was[:FIRST])
-        assert report.sequences[0].name == "a"
-        append(own, data(10, 3))
+        assert np.array_equal(own.read(0)[0], np.delete(put(parts, FIRST, new)[0][0], range(FIRST + COUNT, END), 0))
+        for use in (own.read, lambda layer: own.attend(layer, query())):
+            with pytest.raises(CorruptRecord, match="lost"):
+                use(1)
+        assert np.array_equal(own.read(1, slice(END, None))[1], parts[1][1][END:])
+    assert verify_log(path).verdict == "damaged"
+    report = kv.repair(path, tmp_path / "new")
+    assert [*report.sequences[0].lost_ranges] == [(FIRST, END)]
+    with kv.open(tmp_path / "new", "a") as store:
+        check(store.sequence("a"), parts, [(FIRST, END)])
+        append(store.sequence("a"), data(10, 3))
+    assert verify_log(tmp_path / "new").verdict == "clean"
 
 
 def forged(path, change):
@@ -432,26 +442,15 @@ def test_positions_that_no_writer_writes(tmp_path, change):
     assert verify_log(tmp_path / "c").verdict == "damaged"
 
 
-def test_a_drop_record_that_no_writer_writes(tmp_path):
-    fields = {"first_token": 4, "end_token": 9, "scope": DropScope.SUMMARY}
-    for n, own in enumerate(({"summary_lsn": 0}, {"summary_lsn": 1 << 40}, {"summary_lsn": 1, "end_token": 4},
-                             {"summary_lsn": 1, "scope": DropScope.RANGE}, {"summary_lsn": 1, "sequence": 0})):  # fmt: skip
-        with pytest.raises(CorruptRecord, match="ends nothing"), make(tmp_path / str(n)) as store:
-            append(store.sequence("a"), data(70, 1))
-            store._writers.fresh.append([new_record(Kind.DROP, b"", **({"sequence": 1} | fields | own))])
-            store.sync()
-            kv.open(tmp_path / str(n)).close()
-
-
 def test_a_full_device_refuses_a_summary_as_a_whole(tmp_path):
     store, parts = make(tmp_path / "c", capacity=14 * 4096), data(128, 0)
     sequence = store.sequence("a")
     append(sequence, parts)
-    with pytest.raises(NoSpace):
+    with contextlib.suppress(NoSpace):
         for n in itertools.count(1):
             append(sequence, data(64, n))
             parts = join(parts, data(64, n))
-    assert sequence._store.device.erased_blocks < 3
+    assert store.device.erased_blocks < 3
     with pytest.raises(NoSpace):
         sequence.summarize(0, 128, dict(enumerate(data(70, 5))))
     check(sequence, parts)

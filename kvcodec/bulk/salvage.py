@@ -34,8 +34,8 @@ def find_lost_tokens(
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
     """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
 
-    What was evicted, and what a layer's sliding window has left behind, is not looked for. Of a summary
-    that can't be read all is lost.
+    What was evicted, and what a layer's sliding window has left behind, is not looked for. With any
+    part of a summary all that it stands for is lost.
 
     missing: takes what is to be said of sets that are nowhere; of records over them the checksums then have to do.
     Without it they raise MissingDictionary.
@@ -65,10 +65,16 @@ def find_lost_tokens(
                 raise
             except FormatError as error:
                 bad.append((extent, str(error)))
-                behind = max(position, min(extent.coded.stands_for, end))
-                lost.append(LostTokens(layer, stream.name, max(extent.first, held), behind))
+                lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))
             tell(n * end + position, len(index.maps) * end)
-    return lost, bad
+    return [_widened(one, index.summarized, end) for one in lost], bad
+
+
+def _widened(lost: LostTokens, summarized: Iterable[tuple[int, int]], end: int) -> LostTokens:
+    """With all tokens below `end` of the summaries that it has some of."""
+    own = [(a, b) for a, b in summarized if a < lost.end and lost.first < b]
+    first, last = min([lost.first, *(a for a, _ in own)]), max([lost.end, *(min(b, end) for _, b in own)])
+    return lost._replace(first=first, end=last)
 
 
 def _uncovered(first: int, end: int, covered: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -105,14 +111,10 @@ def _check_summary(whole: LogIndex, coded: Coded, layer: int, placed: dict[tuple
         raise CorruptRecord(at, "records of a summary contradict each other in positions")
 
 
-def token_ranges(lost: Iterable[LostTokens], summarized: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """Token ranges (first, end) that any layer or stream has lost, disjoint and ascending.
-
-    summarized: those that summaries stand for, each of which is lost with any part of it.
-    """
+def token_ranges(lost: Iterable[LostTokens]) -> list[tuple[int, int]]:
+    """Token ranges (first, end) that any layer or stream has lost, disjoint and ascending."""
     ranges: list[tuple[int, int]] = []
-    whole = [(first, end) for first, end in summarized if any(one.first < end and first < one.end for one in lost)]
-    for first, end in sorted([*((one.first, one.end) for one in lost), *whole]):
+    for first, end in sorted((one.first, one.end) for one in lost):
         if ranges and first <= ranges[-1][1]:
             ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
         else:

@@ -65,10 +65,10 @@ def find_survivor(
     has left behind: there, as everywhere else, they are evicted, so that all others keep their numbers.
     """
     lost, _ = find_lost_tokens(whole, index, end, missing=missing, tell=tell)
-    ranges = token_ranges(lost, index.summarized)
+    ranges = token_ranges(lost)
     length = ranges[-1][0] if ranges and ranges[-1][1] == end else end
     if length < end and any(layer.window for layer in index.model.layers):
-        again = token_ranges(find_lost_tokens(whole, index, length, missing=missing)[0], index.summarized)
+        again = token_ranges(find_lost_tokens(whole, index, length, missing=missing)[0])
         if not all(any(first <= a and b <= stop for first, stop in ranges) for a, b in again):
             length = end
     evicted = tuple(one for one in ranges if one[1] <= length)
