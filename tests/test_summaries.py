@@ -2,13 +2,16 @@
 
 import contextlib
 import itertools
+import json
 import random
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
+from kvcodec.cli.app import app
 from kvcodec.errors import CorruptRecord, NonFiniteError, NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.device import Device
 from kvcodec.layout import POSITION, Kind
@@ -17,6 +20,7 @@ from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
 from tests.power import Recorder, after_loss
+from tests.test_golden import GOLDEN
 from tests.test_lifecycle import SMALL, append, check, data, join, make, put
 from tests.test_repair import copy_of
 
@@ -270,15 +274,24 @@ def test_split_heads_codes_and_cleaning_with_a_reader(tmp_path, durability):
             sequence.append(0, *(lot.standard_normal((70, 4, 32)).astype(np.float32) for _ in "kv"))
         new = tuple(lot.standard_normal((40, 4, 32)).astype(np.float32) for _ in "kv")
         before = sequence.read(0, dtype=np.float32)
+        store.sync()
+        early = kv.open(path)
+        assert len(early.sequence("a")) == 210
         sequence.summarize(10, 180, {0: new}, visible_from=[180, 190] * 20)
+        if durability == "sync":  # rows are there, and their DROP record waits for its unit to fill
+            got = early.sequence("a").read(0, dtype=np.float32)
+            assert all(np.array_equal(x, was) for x, was in zip(got, before, strict=True))
+            assert early.sequence("a")._index._pending
         parts = [len(own.coded.parts) for extents in sequence._index.maps.values() for own in extents.summaries()]
         assert max(parts) > 1
         store.sync()
+        assert early.sequence("a").evicted(0) == [(50, 180)]
         fork = store.fork("a", "f", 185)
         with kv.open(path) as reader:
             follower = reader.sequence("a")
             for n in range(3):
-                for own, length, position in itertools.product((sequence, follower, fork), (210, 185), (None, 185)):
+                readers = sequence, follower, fork, early.sequence("a")
+                for own, length, position in itertools.product(readers, (210, 185), (None, 185)):
                     if len(own) != length:
                         continue
                     shown = slice(None, None, 2) if position or length < 190 else slice(None)
@@ -296,6 +309,7 @@ def test_split_heads_codes_and_cleaning_with_a_reader(tmp_path, durability):
                     store.drop("noise")
                     store.compact()
                 store.sync()
+        early.close()
         assert sum(store.device.erase_counts.values()) > 0
     assert verify_log(path).verdict == "clean"
 
@@ -303,6 +317,48 @@ def test_split_heads_codes_and_cleaning_with_a_reader(tmp_path, durability):
 def append_noise(store, lot):
     for _ in range(2):
         store.sequence("noise").append(0, *(lot.standard_normal((64, 4, 32)).astype(np.float32) for _ in "kv"))
+
+
+def latents(path, lot):
+    """A log of one layer with latents."""
+    with kv.open(path, "w", model=kv.Model((kv.Layer.mla(32, 16),)), k="raw", residual=0, sinks=0) as store:
+        store.sequence("a").append(0, *(lot.standard_normal((90, 1, n)).astype(np.float32) for n in (32, 16)))
+
+
+@pytest.mark.parametrize("name", ["predicted", "dictionary-max", "latent", "head-dim-20-12", "int8"])
+def test_beside_codes_of_all_sorts(name, tmp_path):
+    """Tokens from the middle of one record to that of another: those beside them read as before."""
+    path, lot = tmp_path / "c", np.random.default_rng(1)
+    if name == "latent":
+        latents(path, lot)
+    else:
+        path.write_bytes((GOLDEN / f"{name}.kvlog").read_bytes())
+    with kv.open(path, "a") as store:
+        own, dtype = store.sequence(store.sequences()[0]), store.model.numpy_dtype
+        end = min(50, *(open_.first for open_ in own._open.values()))
+        layers = {n: layer.streams for n, layer in enumerate(store.model.layers) if layer.streams}
+        before = {n: own.read(n, dtype=np.float32) for n in layers}
+        new = {n: tuple(lot.standard_normal((3, s.heads, s.dim)).astype(dtype) for s in of) for n, of in layers.items()}
+        own.summarize(5, end, new)
+        store.sync()
+        with kv.open(path) as reader:
+            for n, sequence in itertools.product(layers, (own, reader.sequence(own.name))):
+                got = sequence.read(n, dtype=np.float32)
+                for x, old, given in zip(got, before[n], new[n], strict=True):
+                    assert np.array_equal(x, np.concatenate([old[:5], given.astype(np.float32), old[end:]]))
+                k, v = (np.concatenate(got, axis=2), got[0]) if name == "latent" else got
+                q = query(n, 2 * k.shape[1], k.shape[2])
+                wanted = reference(q, k, v, 0.2)
+                assert np.abs(sequence.attend(n, q, scale=0.2) - wanted).max() <= 1e-3 * np.abs(wanted).max()
+
+
+def test_info_tells_of_summaries(whole):
+    path, _ = whole
+    found = CliRunner().invoke(app, ["info", str(path)])
+    assert "Summaries" in found.stdout
+    assert ["a", "1", str(END - FIRST)] in [line.split() for line in found.stdout.splitlines()]
+    (told,) = json.loads(CliRunner().invoke(app, ["info", str(path), "--json"]).stdout)["sequences"]
+    assert (told["summaries"], told["summarized_tokens"]) == (1, END - FIRST)
 
 
 def test_a_summary_that_a_crash_cut_short_is_none_and_never_becomes_one(tmp_path):
