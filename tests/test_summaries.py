@@ -319,6 +319,20 @@ def append_noise(store, lot):
         store.sequence("noise").append(0, *(lot.standard_normal((64, 4, 32)).astype(np.float32) for _ in "kv"))
 
 
+def test_records_behind_a_summary_that_waits_for_its_unit_are_read_in_place(tmp_path):
+    with make(tmp_path / "c") as store:
+        sequence = store.sequence("a")
+        append(sequence, data(LENGTH, 1))
+        store.sync()
+        sequence.summarize(10, 20, dict(enumerate(data(2, 3))))
+        got = sequence.attend(0, query())
+        for own in sequence._places.values():
+            assert not own._waiting
+            assert [extent.first for extent, _ in own._copied] == [10]
+        store.sync()
+        assert np.array_equal(sequence.attend(0, query()), got)
+
+
 def latents(path, lot):
     """A log of one layer with latents."""
     with kv.open(path, "w", model=kv.Model((kv.Layer.mla(32, 16),)), k="raw", residual=0, sinks=0) as store:

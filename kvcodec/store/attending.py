@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,12 +72,16 @@ class Asked(NamedTuple):
 
 
 def _cut(ranges: Ranges, gone: Sequence_[tuple[int, int]]) -> Ranges:
-    """What is left of ranges without others."""
-    left = ranges.tolist()
-    for first, end in gone:
-        parts = [((start, min(stop, first)), (max(start, end), stop)) for start, stop in left]
-        left = [part for pair in parts for part in pair if part[0] < part[1]]
-    return np.array(left, np.int64).reshape(-1, 2)
+    """What is left of ranges without others; both are disjoint and ascending."""
+    left, n = list[tuple[int, int]](), 0
+    for start, stop in ranges.tolist():
+        while n < len(gone) and gone[n][1] <= start:
+            n += 1
+        for first, end in gone[n : bisect_left(gone, (stop, 0))]:
+            left.append((start, first))
+            start = max(start, end)
+        left.append((start, stop))
+    return np.array([part for part in left if part[0] < part[1]], np.int64).reshape(-1, 2)
 
 
 def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:

@@ -109,7 +109,8 @@ class Readable:
         def run() -> list[Summary]:
             with self._store.lock:
                 self._store.refresh()
-                return [placed.told() for placed in self._summaries.of(layer, self._held(layer))]
+                self.layer(layer)
+                return self._summaries.of(layer, self._held(layer)).told()
 
         return self._store.retrying(run)
 

@@ -113,9 +113,16 @@ def _take_index(tokens: Any, length: int) -> npt.NDArray[np.int64]:
 
 def refuse_evicted(index: npt.NDArray[np.int64], evicted: list[tuple[int, int]]) -> None:
     """Raises ShapeError if one of the token numbers lies in a range that was evicted."""
-    if evicted and len(index):
-        firsts, ends = np.array(evicted, np.int64).T
-        before = np.searchsorted(firsts, index, "right") - 1
-        gone = (before >= 0) & (index < ends[before])
-        if gone.any():
-            raise ShapeError(f"tokens: {int(index[gone][0])} was evicted")
+    found = find_within(index, evicted)
+    if found is not None:
+        raise ShapeError(f"tokens: {found} was evicted")
+
+
+def find_within(index: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> int | None:
+    """The first of the token numbers that lies in one of disjoint ascending ranges; None if none does."""
+    if not ranges or not len(index):
+        return None
+    firsts, ends = np.array(ranges, np.int64).T
+    before = np.searchsorted(firsts, index, "right") - 1
+    found = index[(before >= 0) & (index < ends[before])]
+    return int(found[0]) if len(found) else None
