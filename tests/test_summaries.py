@@ -320,7 +320,7 @@ def append_noise(store, lot):
 
 
 def test_records_behind_a_summary_that_waits_for_its_unit_are_read_in_place(tmp_path):
-    with make(tmp_path / "c") as store:
+    with make(tmp_path / "c", device="page=2048,unit=2048,block=16384") as store:
         sequence = store.sequence("a")
         append(sequence, data(LENGTH, 1))
         store.sync()
