@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import random
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvcodec.log.frame import Record
 from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
+from tests.children import Child
 from tests.power import Recorder, after_loss
 from tests.test_golden import GOLDEN
 from tests.test_lifecycle import SMALL, append, check, data, join, make, put
@@ -317,6 +319,39 @@ def test_split_heads_codes_and_cleaning_with_a_reader(tmp_path, durability):
 def append_noise(store, lot):
     for _ in range(2):
         store.sequence("noise").append(0, *(lot.standard_normal((64, 4, 32)).astype(np.float32) for _ in "kv"))
+
+
+def keep_summarising(path, write):
+    """A writer that grows a summary of the first tokens again and again, and cleans."""
+    with kv.open(path, "a") as store:
+        sequence = store.sequence("a")
+        for n in range(40):
+            sequence.summarize(0, 8 + 4 * n, dict(enumerate(data(1 + n % 7, n))), visible_from=LENGTH + n % 2)
+            store.sync()
+            store.compact()
+    os.write(write, b"done")
+
+
+def test_a_reader_in_another_process_meets_a_whole_summary_or_another(tmp_path):
+    """Whatever state a read meets: the rows are of one summary, and those are hidden that are for later queries."""
+    path, parts, met = tmp_path / "c", data(LENGTH, 1), set()
+    with make(path) as store:
+        append(store.sequence("a"), parts)
+    states = [parts[1], *([summed(parts, n, stream) for stream in range(2)] for n in range(40))]
+    states = [tuple(x.tobytes() for x in state) for state in states]
+    with kv.open(path) as reader, Child(keep_summarising, path) as writer:
+        while writer.poll() is None:
+            met.add(states.index(tuple(x.tobytes() for x in reader.sequence("a").read(1, position=LENGTH))))
+        assert writer.wait() == 0
+        assert len(met) > 2
+        last = reader.sequence("a").read(1, position=LENGTH + 1)[0]
+        assert np.array_equal(last, np.concatenate([data(1 + 39 % 7, 39)[1][0], parts[1][0][8 + 4 * 39 :]]))
+
+
+def summed(parts, n, stream):
+    """What a query behind the tokens sees of one stream of layer 1 after summary number n."""
+    new = [] if n % 2 else [data(1 + n % 7, n)[1][stream]]
+    return np.concatenate([*new, parts[1][stream][8 + 4 * n :]])
 
 
 def test_records_behind_a_summary_that_waits_for_its_unit_are_read_in_place(tmp_path):
