@@ -343,7 +343,7 @@ def test_a_reader_in_another_process_meets_a_whole_summary_or_another(tmp_path):
         while writer.poll() is None:
             met.add(states.index(tuple(x.tobytes() for x in reader.sequence("a").read(1, position=LENGTH))))
         assert writer.wait() == 0
-        assert len(met) > 2
+        assert len(met) > 1
         last = reader.sequence("a").read(1, position=LENGTH + 1)[0]
         assert np.array_equal(last, np.concatenate([data(1 + 39 % 7, 39)[1][0], parts[1][0][8 + 4 * 39 :]]))
 
