@@ -785,7 +785,8 @@ types:
           expr: _ == 0 or (flags & 4) != 0 and _ == (heads * ((tokens + 3) / 4) + 63) / 64 * 64
       - id: position_bytes
         type: u4
-        valid: 0
+        valid:
+          expr: _ == 0 or codec == codec_id::raw and _ == (16 * rows + 63) / 64 * 64
       - id: metadata_bytes
         type: u4
         valid:
@@ -822,6 +823,10 @@ types:
         doc: Relative error of each head's rows, in 1/32768.
       - id: padding
         type: zeros(shape.error_bytes - 2 * shape.heads)
+      - id: positions
+        type: row_positions(shape)
+        size: shape.position_bytes
+        if: shape.position_bytes != 0
       - id: bitmap
         type: row_bitmap(shape)
         size: shape.bitmap_bytes
@@ -848,6 +853,33 @@ types:
         size-eos: true
         valid:
           expr: _.length == 0
+
+  row_positions:
+    doc: |
+      Of the rows of a summary where each stands, and the first position that may see it. That these lie in its range is
+      to be checked once the DROP record is known.
+    doc-ref: formats/record.md#summaries
+    params:
+      - id: shape
+        type: group_fields
+    seq:
+      - id: rows
+        type: row
+        repeat: expr
+        repeat-expr: shape.rows
+      - id: padding
+        type: zeros(_io.size - _io.pos)
+    types:
+      row:
+        seq:
+          - id: position
+            type: u8
+            valid:
+              max: 0xffffffffffff
+          - id: visible_from
+            type: u8
+            valid:
+              expr: _ >= position and _ <= 0x1000000000000
 
   row_bitmap:
     meta:
@@ -2003,10 +2035,14 @@ types:
         valid:
           expr: >-
             _ == drop_scope::tail ? end_token == 0
-            : _ == drop_scope::range ? first_token < end_token
+            : _ == drop_scope::range or _ == drop_scope::summary ? first_token < end_token
             : _ == drop_scope::sequence and first_token == 0 and end_token == 0
       - id: reserved
-        type: zeros(15)
+        type: zeros(7)
+      - id: summary_lsn
+        type: u8
+        valid:
+          expr: 'scope == drop_scope::summary ? _ > 0 and _ < _parent.lsn : _ == 0'
 
   freed_fields:
     doc-ref: formats/record.md#freed
@@ -2196,6 +2232,7 @@ enums:
     0: tail
     1: range
     2: sequence
+    3: summary
   codebook_form:
     1: product
     2: trellis

@@ -506,7 +506,7 @@ RAW, INT8, INT4, INT2, DICTIONARY, PRODUCT, TRELLIS = range(1, 8)
 BITS = {INT8: 8, INT4: 4, INT2: 2}
 NO_AXIS, BY_CHANNEL, BY_TOKEN = range(3)
 SYMMETRIC, SETS, BOUNDED = 1, 2, 4
-TAIL, RANGE, WHOLE_SEQUENCE = range(3)
+TAIL, RANGE, WHOLE_SEQUENCE, SUMMARY = range(4)
 NO_HASH = bytes(16)
 
 _COMMON = "header_crc:I kind:B version:B header_bytes:H body_bytes:I body_crc:I lsn:Q sequence:Q "
@@ -531,7 +531,7 @@ HEADERS = {
         _COMMON + "basis_hash:16s parent_hash:16s atoms:I first_atom:I chunk:I matrix:H matrices:H head_dim:H uses:H "
         "transform:B mean:B pairs:H reserved:36s codebooks:H grown:H"
     ),
-    DROP: Layout(_COMMON + "first_token:Q end_token:Q scope:B reserved:15s"),
+    DROP: Layout(_COMMON + "first_token:Q end_token:Q scope:B reserved:7s summary_lsn:Q"),
     ROWS: Layout(_COMMON + _ROWS + _TRAINED + "reserved:11s"),
     CODEBOOK: Layout(
         _COMMON + "basis_hash:16s form:B reserved_form:B codebook:H codebooks:H matrices:H first_byte:I all_bytes:I "
@@ -549,6 +549,7 @@ POLICY = Layout(
     + _TRAINED
     + "reserved_sparse:7s"
 )
+POSITION = Layout("position:Q visible_from:Q")
 FREED_RUN = Layout("lane:I reserved:4s first_frame:Q frames:Q")
 RETIRED_BLOCK = Layout("block:I cause:B reserved:3s")
 
@@ -578,9 +579,11 @@ class Record:
         h = self.header
         want(h.kind not in OF_NO_SEQUENCE or h.sequence == 0, f"record of kind {h.kind} of a sequence")
         if h.kind == DROP:
-            ends = {TAIL: h.end_token == 0, RANGE: h.first_token < h.end_token <= TOKEN_LIMIT,
-                    WHOLE_SEQUENCE: h.first_token == h.end_token == 0}  # fmt: skip
+            is_range, is_sound = h.first_token < h.end_token <= TOKEN_LIMIT, 0 < h.summary_lsn < h.lsn
+            ends = {TAIL: h.end_token == 0, RANGE: is_range, WHOLE_SEQUENCE: h.first_token == h.end_token == 0,
+                    SUMMARY: is_range and is_sound}  # fmt: skip
             want(h.sequence and not h.body_bytes and h.first_token <= TOKEN_LIMIT and ends.get(h.scope), "DROP record")
+            want(h.scope == SUMMARY or not h.summary_lsn, "summary_lsn of a DROP record")
 
     @cached_property
     def body(self) -> bytes:
@@ -683,17 +686,21 @@ def _read_layer(own: Fields) -> Layer:
 
 
 class Extent(NamedTuple):
-    """Tokens first … end - 1 of a stream are in these parts of one record; in none if they were evicted."""
+    """Tokens first … end - 1 of a stream are in these parts of one record; in none if they were evicted.
+
+    stands_for: of a summary the token behind those that its rows stand for, 0 of others.
+    """
 
     first: int
     end: int
     parts: tuple[Record, ...]
+    stands_for: int = 0
 
 
 def cut(extents: list[Extent], first: int, end: int) -> list[Extent]:
     """Extents without the tokens first … end - 1."""
     pieces = [(e, e.first, min(e.end, first)) for e in extents] + [(e, max(e.first, end), e.end) for e in extents]
-    return sorted(Extent(low, high, e.parts) for e, low, high in pieces if low < high)
+    return sorted(e._replace(first=low, end=high) for e, low, high in pieces if low < high)
 
 
 Key = tuple[int, int]  # layer and stream
@@ -709,6 +716,7 @@ class Sequence:
         if parent is not None:
             self.extents = {key: cut(own, header.fork_token, COUNT_LIMIT) for key, own in parent.extents.items()}
         self._waiting: dict[tuple[int, Key], dict[int, Record]] = {}
+        self._unvouched: dict[Key, Extent] = {}  # rows of summaries before their DROP record
 
     def stream(self, layer: int, id_: int) -> Stream:
         """Raises CorruptRecord if the model has no such stream."""
@@ -720,27 +728,70 @@ class Sequence:
     def add(self, key: Key, record: Record) -> None:
         """Enter what a record holds of a stream; parts count when all heads are there: record.md#parts."""
         h, parts = record.header, self._waiting.setdefault((record.header.lsn, key), {})
-        want(all((h.kind, h.first_token, h.tokens) == (o.header.kind, o.header.first_token, o.header.tokens)
-                 for o in parts.values()), "parts of a record that differ")  # fmt: skip
+        alike = ["kind", "first_token", "tokens", *(["position_bytes"] if h.kind == GROUP else [])]
+        want(all(h[f] == part.header.get(f) for f in alike for part in parts.values()), "parts of a record that differ")
         parts[h.first_head] = record
         ordered = [parts[first] for first in sorted(parts)]
         ends = [0, *(part.header.first_head + part.header.heads for part in ordered)]
         want(all(part.header.first_head >= end for part, end in zip(ordered, ends, strict=False)), "parts that overlap")
         if sum(part.header.heads for part in ordered) == h.all_heads:
             del self._waiting[h.lsn, key]
-            self._lay(key, Extent(h.first_token, h.first_token + h.tokens, tuple(ordered)))
+            whole = Extent(h.first_token, h.first_token + h.tokens, tuple(ordered))
+            if h.kind == GROUP and h.position_bytes:
+                self._unvouched[key] = whole
+            else:
+                self._lay(key, whole)
 
     def _lay(self, key: Key, new: Extent) -> None:
         self.extents[key] = sorted([*cut(self.extents[key], new.first, new.end), new])
 
     def drop(self, h: Fields) -> None:
-        """A DROP record of scope TAIL or RANGE: record.md#drop."""
+        """A DROP record of scope TAIL, RANGE or SUMMARY: record.md#drop."""
         self._waiting.clear()
+        if h.scope == SUMMARY:
+            self._summarize(h)
+            return
         for key in self.extents:
             if h.scope == TAIL:
                 self.extents[key] = cut(self.extents[key], h.first_token, COUNT_LIMIT)
             else:
                 self._lay(key, Extent(h.first_token, h.end_token, ()))
+
+    def _summarize(self, h: Fields) -> None:
+        """record.md#summaries."""
+        first, end = h.first_token, h.end_token
+        found = {key: own for key, own in self._unvouched.items()
+                 if own.first == first and own.parts[0].header.lsn >= h.summary_lsn}  # fmt: skip
+        layers = [[key for key in self.extents if key[0] == n] for n in range(len(self.model.layers))]
+        for keys in layers:
+            ends = {found[key].end for key in keys if key in found}
+            want(len(ends) < 2 and all(own <= end for own in ends), "rows of a summary")
+        for n, keys in enumerate(layers):
+            if self.model.layers[n].window and not any(key in found for key in keys):
+                continue
+            for key in keys:
+                self._lay(key, Extent(first, end, ()))
+                if key in found:
+                    self._lay(key, found[key]._replace(stands_for=end))
+                else:
+                    self.extents[key] = cut(self.extents[key], first, first + 1)
+        self._unvouched.clear()
+
+    def positions(self, layer: int) -> dict[int, tuple[int, int]]:
+        """Of each token of a layer that is a row of a summary its position, and from which one it is seen."""
+        held, found = self.held(layer), dict[int, tuple[int, int]]()
+        for stream in self.model.layers[layer].streams:
+            for extent in self.extents[layer, stream.id]:
+                if extent.stands_for and extent.first < held.stop and extent.end > held.start:
+                    for token, own in read_positions(extent):
+                        want(found.setdefault(token, own) == own, "positions of a summary that differ")
+        return found
+
+    def hidden(self, layer: int, position: int | None = None) -> set[int]:
+        """The tokens of a layer that a query at a position, behind all of them unless told, may not see."""
+        held, own = self.held(layer), self.positions(layer)
+        at = held.stop if position is None else position
+        return {token for token in held if (own[token][1] if token in own else token) > at}
 
     @property
     def length(self) -> int:
@@ -791,6 +842,18 @@ def _held_until(extents: list[Extent], window: int, bound: int) -> int:
         if n > first and (first == 0 or 0 < window <= n - first):
             return n
     return 0
+
+
+def read_positions(extent: Extent) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Token number, position and first position that sees it, of each row of a summary: record.md#summaries."""
+    for part in extent.parts:
+        h = part.header
+        for n in range(h.tokens):
+            own = POSITION.read(part.body, h.error_bytes + n * POSITION.size)
+            want(h.first_token <= own.position < extent.stands_for, "position of a row of a summary")
+            want(own.position <= own.visible_from <= TOKEN_LIMIT, "first position that sees a row of a summary")
+            if extent.first <= h.first_token + n < extent.end:
+                yield h.first_token + n, (own.position, own.visible_from)
 
 
 class Log:
@@ -908,12 +971,14 @@ def check_rows(sequence: Sequence, record: Record) -> None:
 
 
 def _check_group(h: Fields, stream: Stream) -> None:
-    if h.transform or h.position_bytes or (h.bitmap_bytes and not h.flags & BOUNDED):
+    if h.transform or (h.position_bytes and h.codec != RAW) or (h.bitmap_bytes and not h.flags & BOUNDED):
         raise UnsupportedVersion("a GROUP record with a transform, positions or a bitmap")
+    want(h.position_bytes in (0, align(h.rows * POSITION.size, 64)), "size of positions")
     want(h.layers == 1 and h.rows == h.tokens and h.head_dim == stream.dim, "layers, rows or dim of a GROUP record")
     stored = h.error_bytes, h.metadata_bytes, h.code_bytes
     want(stored == (align(2 * h.heads, 64), *section_bytes(h)), "sections of a GROUP record")
-    others = h.body_bytes - h.error_bytes - h.bitmap_bytes - h.heads * (h.metadata_bytes + h.code_bytes)
+    before = h.error_bytes + h.position_bytes + h.bitmap_bytes
+    others = h.body_bytes - before - h.heads * (h.metadata_bytes + h.code_bytes)
     if h.bitmap_bytes:
         want(h.bitmap_bytes == align(h.heads * -(-h.tokens // 4), 64), "size of a row bitmap")
         want(0 < others <= h.heads * h.tokens * max(2 * h.head_dim, int4_row_bytes(h.head_dim)), "body behind a bitmap")
@@ -999,7 +1064,8 @@ def decode_row(sequence: Sequence, record: Record, layer: int, stream: Stream, h
     """The row of a token in a head of a stream, from the part of a record that holds it."""
     h, dtype = record.header, sequence.model.dtype
     if h.kind == GROUP and h.codec == RAW:
-        at = h.error_bytes + (head - h.first_head) * h.code_bytes + (token - h.first_token) * 2 * stream.dim
+        at = h.error_bytes + h.position_bytes + (head - h.first_head) * h.code_bytes
+        at += (token - h.first_token) * 2 * stream.dim
         return Row.of_bytes(record.body[at : at + 2 * stream.dim], dtype)
     if h.kind == GROUP and h.codec in BITS:
         return Row.of_numbers(decode_grouped(record, head - h.first_head, token - h.first_token), dtype)
@@ -1553,20 +1619,22 @@ def join_codebook(chunks: dict[int, Record]) -> Product | Trellis:
 
 
 def list_sequences(log: Log) -> None:
-    """Print a line a sequence, and what of it was evicted."""
+    """Print a line a sequence, what of it was evicted, and what rows stand for."""
     for name, own in log.sequences.items():
         print(f"{name}: {own.length} tokens, {len(own.model.layers)} layers, {own.model.dtype}")
         for layer in (n for n, each in enumerate(own.model.layers) if each.streams):
             for first, end in own.evicted(layer):
                 print(f"  layer {layer}: tokens {first} to {end - 1} were evicted")
+            for token, (position, seen) in own.positions(layer).items():
+                print(f"  layer {layer}: token {token} is a summary at {position}, seen from {seen} on")
 
 
 def print_rows(own: Sequence, layer: int, wanted: str) -> None:
     """Print the rows of a layer: token, stream, head, numbers."""
     held, (first, _, end) = own.held(layer), wanted.partition(":")
-    gone = own.evicted(layer)
+    gone, hidden = own.evicted(layer), own.hidden(layer)
     for token in range(max(held.start, int(first or 0)), min(held.stop, int(end or held.stop))):
-        if any(start <= token < stop for start, stop in gone):
+        if token in hidden or any(start <= token < stop for start, stop in gone):
             continue
         for stream in own.model.layers[layer].streams:
             for head, row in enumerate(own.read(layer, stream.id, token)):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvcodec.store.opening import open_store as open  # noqa: A004
     from kvcodec.store.sequence import Sequence
     from kvcodec.store.store import Store
+    from kvcodec.store.summaries import Summary
 
 _WHERE = {
     "AttentionState": "kvcodec.attention.state:AttentionState",
@@ -43,6 +44,7 @@ _WHERE = {
     "Store": "kvcodec.store.store:Store",
     "Stream": "kvcodec.store.model:Stream",
     "StreamId": "kvcodec.layout:StreamId",
+    "Summary": "kvcodec.store.summaries:Summary",
     "attend": "kvcodec.attention.arrays:attend_arrays",
     "decode": "kvcodec.bulk.decode:decode_log",
     "decode_array": "kvcodec.codecs:decode_array",
@@ -68,6 +70,7 @@ __all__ = [
     "Store",
     "Stream",
     "StreamId",
+    "Summary",
     "__version__",
     "attend",
     "decode",

@@ -198,6 +198,9 @@ GROUP_HEADER = np.dtype(
     ]
 )
 
+# Of a row of a GROUP record that stands for several tokens.
+POSITION = np.dtype([("position", "<u8"), ("visible_from", "<u8")])
+
 _STEP = [
     *_RECORD,
     ("codec", "u1"),
@@ -253,7 +256,16 @@ CODEBOOK_HEADER = np.dtype(
 
 DICTIONARY_USE = np.dtype([("layer", "<u2"), ("stream", "u1"), ("reserved", "u1")])
 
-DROP_HEADER = np.dtype([*_RECORD, ("first_token", "<u8"), ("end_token", "<u8"), ("scope", "u1"), ("reserved", "V15")])
+DROP_HEADER = np.dtype(
+    [
+        *_RECORD,
+        ("first_token", "<u8"),
+        ("end_token", "<u8"),
+        ("scope", "u1"),
+        ("reserved", "V7"),
+        ("summary_lsn", "<u8"),
+    ]
+)
 
 FREED_HEADER = np.dtype([*_RECORD, ("runs", "<u4"), ("reserved", "V28")])
 
@@ -396,6 +408,7 @@ class DropScope(IntEnum):
     TAIL = 0
     RANGE = 1
     SEQUENCE = 2
+    SUMMARY = 3
 
 
 class StreamId(IntEnum):

@@ -145,6 +145,10 @@ class Rows:
                 key: {token: row for token, row in rows.items() if token < end} for key, rows in parent._rows.items()
             }
         self._parts = {}  # of records that were split, by key, token and lsn: {head: bits}
+        self._unvouched = {}  # rows of summaries, by key: lsn, first token and {token: {head: bits}}
+        self._seen = (
+            dict(parent._seen) if parent else {}
+        )  # rows of summaries, by key, token and lsn: seen from where on
 
     def insert(self, lsn, own, key, head, numbers):
         for token, row in enumerate(numbers, own.first_token):
@@ -152,6 +156,26 @@ class Rows:
             part[own.first_head + head] = row
             if len(part) == own.all_heads and self._rows[key].get(token, (0,))[0] <= lsn:
                 self._rows[key][token] = lsn, part
+
+    def insert_summary(self, lsn, own, body, heads):
+        """Rows that wait for their DROP record."""
+        key = own.first_layer, int(own.stream)
+        known = self._unvouched.get(key)
+        rows = known[2] if known and known[0] == lsn else {}
+        for head, numbers in enumerate(heads):
+            for token, row in enumerate(numbers, own.first_token):
+                rows.setdefault(token, {})[own.first_head + head] = row
+        self._unvouched[key] = lsn, own.first_token, rows
+        for token, row in enumerate(body.positions.rows, own.first_token):
+            assert self._seen.setdefault((own.first_layer, token, lsn), row.visible_from) == row.visible_from
+
+    def summarize(self, first, end, since):
+        """All layers of logs that are read so have such rows."""
+        self.evict(first, end, since - 1)
+        for key, (lsn, begun, rows) in self._unvouched.items():
+            if lsn >= since and begun == first:
+                self._rows[key] |= {token: (lsn, row) for token, row in rows.items()}
+        self._unvouched = {}
 
     def drop(self, first, lsn):
         for rows in self._rows.values():
@@ -177,8 +201,10 @@ class Rows:
         )  # fmt: skip
 
     def digest(self, key, tokens):
-        """Of the bits of some rows, (tokens, heads, dim), without those evicted."""
-        own = [row for row in (self._rows[key][token][1] for token in tokens) if row is not None]
+        """Of the bits of some rows, (tokens, heads, dim), without those evicted, and what is for later queries."""
+        seen = [token for token in tokens
+                if self._seen.get((key[0], token, self._rows[key][token][0]), 0) <= tokens.stop]  # fmt: skip
+        own = [row for row in (self._rows[key][token][1] for token in seen) if row is not None]
         return hashlib.sha256(np.array([[row[h] for h in sorted(row)] for row in own], np.uint16).tobytes()).hexdigest()
 
 
@@ -197,10 +223,16 @@ def read_all(parser, data):
             del sequences[header.sequence]
         elif header.kind == kinds.drop and own.scope == parser.DropScope.range:
             sequences[header.sequence].evict(own.first_token, own.end_token, header.lsn)
+        elif header.kind == kinds.drop and own.scope == parser.DropScope.summary:
+            sequences[header.sequence].summarize(own.first_token, own.end_token, own.summary_lsn)
         elif header.kind == kinds.drop:
             sequences[header.sequence].drop(own.first_token, header.lsn)
         elif header.kind == kinds.group:
             told = keys.setdefault(header.sequence, {})
+            if own.position_bytes:
+                heads = spread_group(own, body, dtype, sets, told)
+                sequences[header.sequence].insert_summary(header.lsn, own, body, heads)
+                continue
             for head, bits in enumerate(spread_group(own, body, dtype, sets, told)):
                 sequences[header.sequence].insert(header.lsn, own, (own.first_layer, int(own.stream)), head, bits)
         elif header.kind in (kinds.step, kinds.rows):

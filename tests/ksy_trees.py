@@ -21,6 +21,7 @@ from kvcodec.store.dictionaries import Dictionaries
 from kvcodec.store.headers import read_spec
 from kvcodec.store.model import read_model
 from kvcodec.store.policy import read_sequence
+from kvcodec.store.positions import unpack_positions
 
 RECORD_FIELDS = layout.RECORD_HEADER.names
 
@@ -215,7 +216,8 @@ def read_rule(rule):
 def read_group(header, body):
     heads, tokens, dim = (int(header[f]) for f in ("heads", "tokens", "head_dim"))
     spec = read_spec(header)
-    figures, rest = body[: 2 * heads].view("<u2"), body[int(header["error_bytes"]) :]
+    figures, kept = body[: 2 * heads].view("<u2"), int(header["position_bytes"])
+    placed, rest = np.split(body[int(header["error_bytes"]) :], [kept])
     if spec.sparse:
         sections, bitmap, others = sparse_sections(tokens, spec.sparse.code_bytes), int(header["bitmap_bytes"]), {}
         if bitmap:
@@ -236,7 +238,8 @@ def read_group(header, body):
     out = group_tree(sections, figures)
     rows = codec.decode(rest, tokens, dim, layout.DtypeId.BFLOAT16, as_float32=spec.codec != CodecId.RAW)
     if spec.codec == CodecId.RAW:
-        return out | {"heads": [rows[:, h].tolist() for h in range(heads)]}
+        placed = {"positions": unpack_positions(placed, tokens).tolist()} if kept else {}
+        return out | {"heads": [rows[:, h].tolist() for h in range(heads)]} | placed
     table = int(np.prod(scale_shape(tokens, dim, spec.axis, spec.group, codec.channel_lane)))
     return out | {
         "scales": rest[:, : 2 * table].copy().view("<u2").tolist(),
@@ -430,7 +433,9 @@ def parse_group(parser, fields, body):
         "errors": body.errors,
     }
     if fields.codec == parser.CodecId.raw:
-        return out | {"heads": [[row.numbers for row in head.rows] for head in body.heads]}
+        placed = [(row.position, row.visible_from) for row in body.positions.rows] if fields.position_bytes else None
+        heads = {"heads": [[row.numbers for row in head.rows] for head in body.heads]}
+        return out | heads | ({"positions": placed} if placed else {})
     if fields.codec == parser.CodecId.dictionary:
         others = parse_others(body) if fields.bitmap_bytes else {}
         return out | {"heads": [[parse_vector(token) for token in head.tokens] for head in body.heads]} | others

@@ -39,7 +39,7 @@ assert after[1] == 0, after
 
 
 @pytest.mark.parametrize(
-    "log", ["int4", "gap", "torn-tail", "frame-damaged", "superblocks-bad", "scale-nan", "group-rows"]
+    "log", ["int4", "gap", "torn-tail", "frame-damaged", "superblocks-bad", "scale-nan", "group-layer"]
 )
 def test_no_file_map_or_thread_is_left(log):
     path = ROOT / "tests" / "golden" / f"{log}.kvlog"

@@ -1,4 +1,4 @@
-"""Sequences that end, are cut, forked and evicted from, on devices whose blocks are cleaned: against a dict of rows."""
+"""Sequences that end, are cut, forked, evicted from and summarised, on devices that are cleaned: against a dict."""
 
 import functools
 import itertools
@@ -41,11 +41,12 @@ def append(sequence, parts):
     sequence.append_layers(dict(enumerate(parts)))
 
 
-def check(sequence, parts, evicted=()):
-    """That a sequence holds these rows, but for those evicted."""
+def check(sequence, parts, evicted=(), late=None):
+    """That a sequence holds these rows, but for those evicted. late: by token, from which query on it is seen."""
     left = np.ones(len(parts[0][0]), bool)
     for first, end in evicted:
         left[first:end] = False
+    left[[token for token, seen in (late or {}).items() if seen > len(left)]] = False
     assert len(sequence) == len(left)
     for layer, own in enumerate(parts):
         for got, wanted in zip(sequence.read(layer), own, strict=True):
@@ -54,6 +55,12 @@ def check(sequence, parts, evicted=()):
 
 def cut(parts, end):
     return [tuple(x[:end] for x in own) for own in parts]
+
+
+def put(parts, first, rows):
+    """Rows at the place of those from a token on."""
+    return [tuple(np.concatenate([x[:first], y, x[first + len(y) :]]) for x, y in zip(own, new, strict=True))
+            for own, new in zip(parts, rows, strict=True)]  # fmt: skip
 
 
 def join(a, b):
@@ -334,6 +341,7 @@ class Life(RuleBasedStateMachine):
         self.store = make(self.path, capacity=40 * 4096, residual=residual, durability="step")
         self.reader = kv.open(self.path)
         self.known, self.evicted = {}, {}
+        self.units, self.late = {}, {}  # what summaries stand for, and which of their rows are seen from where on
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -349,18 +357,44 @@ class Life(RuleBasedStateMachine):
         except NoSpace:
             for one in list(self.known):
                 self.store.drop(one)
-            self.known, self.evicted = {}, {}
+            self.known, self.evicted, self.units, self.late = {}, {}, {}, {}
             self.store.compact()
             return
         self.known[name] = join(self.known[name], parts) if name in self.known else parts
         self.evicted.setdefault(name, [])
+        self.units.setdefault(name, [])
+        self.late.setdefault(name, {})
+
+    def cut(self, name, end):
+        """What is said of the first tokens of a sequence; None if a summary lies across their end."""
+        if any(first < end < last for first, last in self.units[name]):
+            return None
+        return (
+            cut(self.known[name], end),
+            [(first, min(last, end)) for first, last in self.evicted[name] if first < end],
+            [unit for unit in self.units[name] if unit[1] <= end],
+            {token: seen for token, seen in self.late[name].items() if token < end},
+        )
+
+    def set(self, name, state):
+        self.known[name], self.evicted[name], self.units[name], self.late[name] = state
+
+    def refuses(self, name, first, end):
+        """Whether a range has tokens that are in no record of their own, or some of a summary's, but not all."""
+        settled = min(own.first for own in self.store.sequence(name)._open.values())
+        return end > settled or any(a < end and first < b and not first <= a < b <= end for a, b in self.units[name])
+
+    def take_out(self, name, first, end):
+        """Forget what was said of a range."""
+        self.units[name] = [unit for unit in self.units[name] if not first <= unit[0] < end]
+        self.late[name] = {token: seen for token, seen in self.late[name].items() if not first <= token < end}
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms())
     def drop(self, lot):
         name = lot.choice(sorted(self.known))
         self.store.drop(name)
-        del self.known[name], self.evicted[name]
+        del self.known[name], self.evicted[name], self.units[name], self.late[name]
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms(), new=st.sampled_from("xyz"))
@@ -369,18 +403,24 @@ class Life(RuleBasedStateMachine):
         if new in self.known:
             return
         end = lot.randint(0, len(self.known[name][0][0]))
+        if (state := self.cut(name, end)) is None:
+            with pytest.raises(ShapeError, match="summary"):
+                self.store.fork(name, new, end)
+            return
         self.store.fork(name, new, end)
-        self.known[new] = cut(self.known[name], end)
-        self.evicted[new] = [(first, min(last, end)) for first, last in self.evicted[name] if first < end]
+        self.set(new, state)
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms())
     def truncate(self, lot):
         name = lot.choice(sorted(self.known))
         end = lot.randint(0, len(self.known[name][0][0]))
+        if (state := self.cut(name, end)) is None:
+            with pytest.raises(ShapeError, match="summary"):
+                self.store.sequence(name).truncate(end)
+            return
         self.store.sequence(name).truncate(end)
-        self.known[name] = cut(self.known[name], end)
-        self.evicted[name] = [(first, min(last, end)) for first, last in self.evicted[name] if first < end]
+        self.set(name, state)
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms())
@@ -390,11 +430,36 @@ class Life(RuleBasedStateMachine):
         if length < 2:
             return
         first, end = sorted(lot.sample(range(length + 1), 2))
-        try:
-            self.store.sequence(name).evict(first, end)
-        except ShapeError:
+        if self.refuses(name, first, end):
+            with pytest.raises(ShapeError):
+                self.store.sequence(name).evict(first, end)
             return
+        self.store.sequence(name).evict(first, end)
+        self.take_out(name, first, end)
         self.evicted[name].append((first, end))
+
+    @precondition(lambda self: self.known)
+    @rule(lot=st.randoms(), share=st.floats(0, 1), late=st.integers(0, 60))
+    def summarize(self, lot, share, late):
+        name = lot.choice(sorted(self.known))
+        length = len(self.known[name][0][0])
+        if length < 2:
+            return
+        first, end = sorted(lot.sample(range(length + 1), 2))
+        count = max(1, round(share * min(end - first, 60)))
+        new = data(count, next(self.seed))
+        seen = [lot.randint(end, end + late) for _ in range(count)]
+        if self.refuses(name, first, end):
+            with pytest.raises(ShapeError):
+                self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
+            return
+        self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
+        self.take_out(name, first, end)
+        self.known[name] = put(self.known[name], first, new)
+        pairs = [((a, min(b, first)), (max(a, end), b)) for a, b in self.evicted[name]]
+        self.evicted[name] = [(a, b) for pair in pairs for a, b in pair if a < b] + [(first + count, end)]
+        self.units[name].append((first, end))
+        self.late[name] |= dict(enumerate(seen, first))
 
     @rule()
     def compact(self):
@@ -413,7 +478,9 @@ class Life(RuleBasedStateMachine):
         for store in (self.store, self.reader):
             assert sorted(store.sequences()) == sorted(self.known)
             for name, parts in self.known.items():
-                check(store.sequence(name), parts, self.evicted[name])
+                check(store.sequence(name), parts, self.evicted[name], self.late[name])
+                told = [(own.first, own.end) for own in store.sequence(name).summaries(1)]
+                assert told == sorted(self.units[name])
 
 
 TestAnyOrder = Life.TestCase

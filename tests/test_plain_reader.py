@@ -26,8 +26,8 @@ CLEANED, EXAMPLE, TORN = (GOLDEN / f"{name}.kvlog" for name in ("cleaned", "work
 
 
 def rows_of(own, layer, stream):
-    """float32 numbers and bits (tokens, heads, dim) of a layer, without the tokens that were evicted."""
-    gone = own.evicted(layer)
+    """float32 numbers and bits (tokens, heads, dim) of a layer, without the tokens that were evicted, or are hidden."""
+    gone = [*own.evicted(layer), *((token, token + 1) for token in own.hidden(layer))]
     tokens = [t for t in own.held(layer) if not any(first <= t < end for first, end in gone)]
     shape = len(tokens), stream.heads, stream.dim
     rows = [own.read(layer, stream.id, token) for token in tokens]
@@ -43,11 +43,17 @@ def read_plainly(path, mode=reader.TORN_TAIL):
     for name, own in reader.Log(path, mode).sequences.items():
         layers = [n for n, each in enumerate(own.model.layers) if each.streams]
         out[name] = own.length, {
-            n: (own.held(n), own.evicted(n), [
+            n: (own.held(n), own.evicted(n), own.positions(n), [
                 tuple(part.tobytes() for part in rows_of(own, n, stream)) for stream in own.model.layers[n].streams
             ]) for n in layers
         }  # fmt: skip
     return out
+
+
+def positions_of(own, layer):
+    """Of each token that is a row of a summary its position, and from which one it is seen."""
+    told = [(one.first, one.positions.tolist(), one.visible_from.tolist()) for one in own.summaries(layer)]
+    return {first + n: pair for first, *both in told for n, pair in enumerate(zip(*both, strict=True))}
 
 
 def read_packaged(path, mode="torn-tail"):
@@ -57,7 +63,7 @@ def read_packaged(path, mode="torn-tail"):
         for own in store:
             layers = [n for n, each in enumerate(own._index.model.layers) if each.streams]
             out[own.name] = len(own), {
-                n: (own.held(n), own.evicted(n), [
+                n: (own.held(n), own.evicted(n), positions_of(own, n), [
                     (wide.tobytes(), narrow.tobytes())
                     for wide, narrow in zip(own.read(n, dtype=np.float32), own.read(n), strict=True)
                 ]) for n in layers
@@ -135,7 +141,7 @@ LAYOUTS = {
     "SUPERBLOCK": reader.SUPERBLOCK, "SPARE_SLOT": reader.SPARE_SLOT, "BLOCK_HEADER": reader.BLOCK_HEADER,
     "FRAME_HEADER": reader.FRAME_HEADER, "FRAME_TRAILER": reader.FRAME_TRAILER, "MODEL_LAYER": reader.MODEL_LAYER,
     "POLICY": reader.POLICY, "FREED_RUN": reader.FREED_RUN,
-    "RETIRED_BLOCK": reader.RETIRED_BLOCK, "SIDECAR": reader.SIDECAR,
+    "RETIRED_BLOCK": reader.RETIRED_BLOCK, "POSITION": reader.POSITION, "SIDECAR": reader.SIDECAR,
     "SIDECAR_LANE": reader.SIDECAR_LANE, "PRODUCT": reader.Product.HEAD, "TRELLIS": reader.Trellis.HEAD,
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 nothing is ever there that nobody wrote.
 """
 
+import contextlib
 import random
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
+from kvcodec.errors import ShapeError
 from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
 from tests.power import Erase, Recorder, Sync, after_loss, apply
-from tests.test_lifecycle import append, cut, data, join, make
+from tests.test_lifecycle import append, cut, data, join, make, put
 
 GEOMETRIES = {
     "page=256,unit=64,block=4096": 52 * 4096,
@@ -49,7 +51,18 @@ class Story:
 
     @staticmethod
     def _step(store, known, lot, n):
-        what = lot.choice(["append"] * 6 + ["drop", "drop", "fork", "truncate", "evict", "compact"])
+        """What cannot be for a summary's sake is not done."""
+        with contextlib.suppress(ShapeError):
+            Story._do(store, known, lot, n)
+        while sum(len(rows[0][0]) for rows, _ in known.values()) > 700:
+            name = min(known)
+            store.drop(name)
+            del known[name]
+        return known
+
+    @staticmethod
+    def _do(store, known, lot, n):
+        what = lot.choice(["append"] * 6 + ["drop", "drop", "fork", "truncate", "evict", "summarize", "compact"])
         name = lot.choice(sorted(known)) if known else None
         if what == "compact":
             store.compact()
@@ -73,14 +86,17 @@ class Story:
         else:
             rows, gone = known[name]
             end = len(rows[0][0]) // 64 * 64
-            if end >= 64:
-                store.sequence(name).evict(end - 64, end)
-                known[name] = rows, tuple(sorted({*gone, *range(end - 64, end)}))
-        while sum(len(rows[0][0]) for rows, _ in known.values()) > 700:
-            name = min(known)
-            store.drop(name)
-            del known[name]
-        return known
+            first, count = end - 64, 0
+            if end and what == "evict":
+                store.sequence(name).evict(first, end)
+            elif end:
+                first, count = end - lot.choice([20, 64, 64]), lot.randint(1, 20)
+                new = data(count, n)
+                store.sequence(name).summarize(first, end, dict(enumerate(new)))
+                rows = put(rows, first, new)
+            if end:
+                gone = {*gone, *range(first, end)} - {*range(first, first + count)}
+                known[name] = rows, tuple(sorted(gone))
 
     def check(self, count, image):
         """That a log is as it may be once power failed behind `count` things of those asked, and can be written."""

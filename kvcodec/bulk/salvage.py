@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.errors import FormatError, MissingDictionary
+from kvcodec.errors import CorruptRecord, FormatError, MissingDictionary
 from kvcodec.store.dictionaries import StreamCodecs
-from kvcodec.store.extents import Extent
+from kvcodec.store.extents import Coded, Extent
 from kvcodec.store.given import CodedKeys, keys_for
 from kvcodec.store.index import LogIndex
+from kvcodec.store.positions import Positions
 from kvcodec.store.reading import read_extent
 from kvcodec.store.sequence_index import SequenceIndex
+from kvcodec.store.summaries import load_positions
 
 
 class LostTokens(NamedTuple):
@@ -32,7 +34,8 @@ def find_lost_tokens(
 ) -> tuple[list[LostTokens], list[tuple[Extent, str]]]:
     """Tokens below `end` that no readable record holds, and the extents that can't be read, each with why.
 
-    What was evicted, and what a layer's sliding window has left behind, is not looked for.
+    What was evicted, and what a layer's sliding window has left behind, is not looked for. With any
+    part of a summary all that it stands for is lost.
 
     missing: takes what is to be said of sets that are nowhere; of records over them the checksums then have to do.
     Without it they raise MissingDictionary.
@@ -40,6 +43,7 @@ def find_lost_tokens(
     """
     lost: list[LostTokens] = []
     bad: list[tuple[Extent, str]] = []
+    placed: dict[tuple[int, int], Positions] = {}
     for n, ((layer, id_), extents) in enumerate(index.maps.items()):
         stream = next(s for s in index.model.layers[layer].streams if s.id == id_)
         codecs = StreamCodecs(whole.dictionaries, layer, stream, index.model.dtype_id)
@@ -55,13 +59,22 @@ def find_lost_tokens(
             own = extent._replace(first=max(extent.first, held), end=position)
             try:
                 _read(whole, own, codecs, keys, missing)
+                if extent.coded.stands_for:
+                    _check_summary(whole, extent.coded, layer, placed)
             except MissingDictionary:
                 raise
             except FormatError as error:
                 bad.append((extent, str(error)))
                 lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))
             tell(n * end + position, len(index.maps) * end)
-    return lost, bad
+    return [_widened(one, index.summarized, end) for one in lost], bad
+
+
+def _widened(lost: LostTokens, summarized: Iterable[tuple[int, int]], end: int) -> LostTokens:
+    """With all tokens below `end` of the summaries that it has some of."""
+    own = [(a, b) for a, b in summarized if a < lost.end and lost.first < b]
+    first, last = min([lost.first, *(a for a, _ in own)]), max([lost.end, *(min(b, end) for _, b in own)])
+    return lost._replace(first=first, end=last)
 
 
 def _uncovered(first: int, end: int, covered: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -84,6 +97,18 @@ def _read(
         missing.append(str(error))
         for part in extent.coded.parts:
             whole.log.load(part.place)
+
+
+def _check_summary(whole: LogIndex, coded: Coded, layer: int, placed: dict[tuple[int, int], Positions]) -> None:
+    """Raises FormatError if the positions of a summary can't be, or are not those in records of its other streams.
+
+    placed: those by layer and first token, as far as they are known.
+    """
+    own = load_positions(whole.log, [coded])
+    if not np.array_equal(own, placed.setdefault((layer, coded.first), own)):
+        place = coded.parts[0].place
+        at = whole.log.device.file_offset(place.block, place.offset)
+        raise CorruptRecord(at, "records of a summary contradict each other in positions")
 
 
 def token_ranges(lost: Iterable[LostTokens]) -> list[tuple[int, int]]:

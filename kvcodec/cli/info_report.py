@@ -36,6 +36,7 @@ def print_info(report: InfoReport, *, json: bool) -> None:
         return
     print_line(f"{report.log}: {report.model}")
     _print_sequences(stats.sequences)
+    _print_summaries(stats.sequences)
     _print_vectors(stats.sequences)
     _print_sizes(stats)
     _print_device(stats)
@@ -47,6 +48,13 @@ def _print_sequences(sequences: tuple[SequenceStats, ...]) -> None:
         for s in sequences
     ]  # fmt: skip
     print_table(("sequence", "codecs", "tokens", "layers", "payload"), rows, left=2, title="Sequences")
+
+
+def _print_summaries(sequences: tuple[SequenceStats, ...]) -> None:
+    """What rows that were given stand for."""
+    rows = [(s.name, str(s.summaries), str(s.summarized_tokens)) for s in sequences if s.summaries]
+    if rows:
+        print_table(("sequence", "summaries", "tokens"), rows, title="Summaries")
 
 
 def _print_vectors(sequences: tuple[SequenceStats, ...]) -> None:

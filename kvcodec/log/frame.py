@@ -264,8 +264,10 @@ def _starts(position: int) -> tuple[int, ...]:
 
 def _is_drop(header: np.void) -> bool:
     """Whether a DROP record names a sequence and what of it ends."""
-    first, end, scope = (int(header[field]) for field in ("first_token", "end_token", "scope"))
-    known = {DropScope.TAIL: not end, DropScope.RANGE: first < end <= MAX_TOKEN, DropScope.SEQUENCE: not (first or end)}
+    first, end, scope, since = (int(header[f]) for f in ("first_token", "end_token", "scope", "summary_lsn"))
+    ranged, vouches = first < end <= MAX_TOKEN, 0 < since < int(header["lsn"])
+    known = {DropScope.TAIL: not (end or since), DropScope.RANGE: ranged and not since,
+             DropScope.SEQUENCE: not (first or end or since), DropScope.SUMMARY: ranged and vouches}  # fmt: skip
     return int(header["sequence"]) > 0 and first <= MAX_TOKEN and scope in known and known[DropScope(scope)]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +15,30 @@ from kvcodec.attention.query import quantize_queries, take_queries
 from kvcodec.attention.rows import Found
 from kvcodec.attention.run import StreamUse, Task
 from kvcodec.attention.state import AttentionState
-from kvcodec.attention.strips import Form, cut_strips, tile_ranges
+from kvcodec.attention.strips import Form, Spans, cut_strips, tile_ranges
 from kvcodec.attention.tiers import Tiers, prepare
 from kvcodec.errors import ShapeError, SpecError
 from kvcodec.layout import TILE_LANES, StreamId
 from kvcodec.log import located as log
 from kvcodec.store.model import Layer, Stream
 from kvcodec.store.rows import refuse_evicted, take_tokens
+from kvcodec.store.summaries import refuse_hidden
+
+if TYPE_CHECKING:
+    from kvcodec.store.readable import Readable
 
 Ranges = npt.NDArray[np.int64]
 
 
 class Asked(NamedTuple):
     """Tokens that a query is to see: ranges (m, 2), ascending; chosen: they are single tokens, (n,) ascending, each of
-    which stands for the tile that holds it, as far as the layer has that.
+    which stands for the tile that holds it, as far as the layer has that. hidden: ranges that no tile may show.
     """
 
     ranges: Ranges
     held: range
     chosen: npt.NDArray[np.int64] | None = None
+    hidden: Sequence_[tuple[int, int]] = ()
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -49,11 +55,33 @@ class Asked(NamedTuple):
         if self.chosen is not None:
             refuse_evicted(self.chosen, evicted)
             return self
-        ranges = self.ranges.tolist()
-        for first, end in evicted:
-            parts = [((start, min(stop, first)), (max(start, end), stop)) for start, stop in ranges]
-            ranges = [part for pair in parts for part in pair if part[0] < part[1]]
-        return self._replace(ranges=np.array(ranges, np.int64).reshape(-1, 2))
+        return self._replace(ranges=_cut(self.ranges, evicted))
+
+    def hiding(self, hidden: list[tuple[int, int]]) -> Asked:
+        """The same but for tokens that the query may not see. Raises ShapeError if one was chosen."""
+        if self.chosen is not None:
+            refuse_hidden(self.chosen, hidden)
+            return self._replace(hidden=hidden)
+        return self._replace(ranges=_cut(self.ranges, hidden))
+
+    def find_ranges(self, spans: Spans) -> Ranges:
+        """The tokens, where those of a stream are. Raises LookupError where some are nowhere."""
+        if self.chosen is None:
+            return self.ranges.clip(self.held.start, self.held.stop)
+        return _cut(tile_ranges(spans, self.chosen).clip(self.held.start, self.held.stop), self.hidden)
+
+
+def _cut(ranges: Ranges, gone: Sequence_[tuple[int, int]]) -> Ranges:
+    """What is left of ranges without others; both are disjoint and ascending."""
+    left, n = list[tuple[int, int]](), 0
+    for start, stop in ranges.tolist():
+        while n < len(gone) and gone[n][1] <= start:
+            n += 1
+        for first, end in gone[n : bisect_left(gone, (stop, 0))]:
+            left.append((start, first))
+            start = max(start, end)
+        left.append((start, stop))
+    return np.array([part for part in left if part[0] < part[1]], np.int64).reshape(-1, 2)
 
 
 def ask_tokens(tokens: Any, window: int | None, held: range) -> Asked:
@@ -127,13 +155,26 @@ def attend_places(
     for n, (found, asked, _) in enumerate(places):
         spans = [one.spans for one in found]
         try:
-            ranges = asked.ranges if asked.chosen is None else tile_ranges(spans[0], asked.chosen)
-            ranges = ranges.clip(asked.held.start, asked.held.stop)
-            strips.append(cut_strips(spans, ranges))
+            strips.append(cut_strips(spans, asked.find_ranges(spans[0])))
         except LookupError:
             raise LookupError(n) from None
     task = Task(quantize_queries(q, scored, scale), strips, uses, forms, streams[0].heads, query_bits, places)
     return prepare(task, tiers, threads=threads, pool=pool).run()
+
+
+class Queried(NamedTuple):
+    """A sequence that a query is for, and the query's position; None for one behind all tokens."""
+
+    sequence: Readable
+    position: int | None
+
+
+def take_queried(sequences: Sequence_[Readable], position: Any) -> list[Queried]:
+    """position: that of all queries, or of each. Raises ShapeError."""
+    each = [position] * len(sequences) if np.ndim(position) == 0 else list(position)
+    if len(each) != len(sequences):
+        raise ShapeError(f"position: {len(each)} of them, want one, or one a sequence: {len(sequences)}")
+    return [Queried(own, None if at is None else operator.index(at)) for own, at in zip(sequences, each, strict=True)]
 
 
 def check_batch(q: Any, count: int) -> None:

@@ -13,6 +13,7 @@ class Part(NamedTuple):
 
     size: bytes of codes, scales and zeros, or of raw rows. coded: whether they are codes. atoms: that a vector over a
     dictionary has room for, in a GROUP. bitmap: bytes of the bitmap of rows that are not codes, where body_offset is.
+    positions: bytes of what rows that stand for several tokens say of that, right before body_offset.
     """
 
     place: Place
@@ -23,6 +24,7 @@ class Part(NamedTuple):
     coded: bool = False
     atoms: int = 0
     bitmap: int = 0
+    positions: int = 0
 
 
 class Coded(NamedTuple):
@@ -31,6 +33,7 @@ class Coded(NamedTuple):
 
     step: the codec of rows in a STEP record, which a GROUP record will supersede: a writer that takes up the log holds
     them open. None for a GROUP.
+    stands_for: of a summary the token behind those, from `first` on, that its rows stand for; 0 of all others.
     """
 
     lsn: int
@@ -38,6 +41,7 @@ class Coded(NamedTuple):
     first: int
     tokens: int
     parts: tuple[Part, ...]
+    stands_for: int = 0
 
 
 def evicted(first: int, tokens: int, lsn: int) -> Coded:

@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from kvcodec.store.sequence import Sequence
 
 
-def drop_record(sequence: int, scope: DropScope, first: int = 0, end: int = 0) -> Record:
-    """A DROP record."""
-    return new_record(Kind.DROP, b"", sequence=sequence, first_token=first, end_token=end, scope=scope)
+def drop_record(sequence: int, scope: DropScope, first: int = 0, end: int = 0, since: int = 0) -> Record:
+    """A DROP record. since: with scope SUMMARY the least lsn of the rows that it makes a summary."""
+    range_ = {"first_token": first, "end_token": end, "summary_lsn": since}
+    return new_record(Kind.DROP, b"", sequence=sequence, scope=scope, **range_)
 
 
 def check_servable(index: SequenceIndex, length: int) -> None:
-    """Raises ShapeError if the sequence could not be read as one of `length` tokens: a window has left some behind."""
+    """Raises ShapeError if the sequence could not be read as one of `length` tokens: a window has left some behind, or
+    a summary stands for tokens on both sides.
+    """
+    for first, end in index.summarized:
+        if first < length < end:
+            raise ShapeError(
+                f"sequence {index.info.name!r}: a summary of tokens {first} to {end - 1} cannot be cut at {length}"
+            )
     for (layer, id_), extents in index.maps.items():
         window = index.model.layers[layer].window
         reach = extents.run_end(window, length) if window else min(extents.reach, length)
@@ -46,11 +54,22 @@ def evict(sequence: Sequence, first: int, end: int, settled: int, index: Sequenc
 
     Raises ShapeError.
     """
+    check_settled(sequence, first, end, settled, index, "evicted")
+    return drop_record(index.info.id, DropScope.RANGE, first, end)
+
+
+def check_settled(sequence: Sequence, first: int, end: int, settled: int, index: SequenceIndex, what: str) -> None:
+    """Raises ShapeError unless tokens first … end - 1 are there, outside of windows, and no summary has others too."""
     if not 0 <= first < end <= len(sequence):
-        raise ShapeError(f"sequence {sequence.name!r}: tokens {first} to {end - 1} to be evicted of {len(sequence)}")
+        raise ShapeError(f"sequence {sequence.name!r}: tokens {first} to {end - 1} to be {what} of {len(sequence)}")
     if end > settled:
         raise ShapeError(
-            f"sequence {sequence.name!r}: token {end - 1} is to be evicted, but those from {settled} on are still in a "
+            f"sequence {sequence.name!r}: token {end - 1} is to be {what}, but those from {settled} on are still in a "
             f"residual window"
         )
-    return drop_record(index.info.id, DropScope.RANGE, first, end)
+    for start, stop in index.summarized:
+        if start < end and first < stop and not first <= start < stop <= end:
+            raise ShapeError(
+                f"sequence {sequence.name!r}: tokens {first} to {end - 1} to be {what}, but a summary stands for "
+                f"{start} to {stop - 1}: all of it or nothing"
+            )

@@ -26,6 +26,7 @@ class ExtentMap:
         self._firsts: list[int] = []
         self._extents: list[Extent] = []
         self._changes = 0
+        self._summaries: tuple[int, list[Extent]] = -1, []  # as of how many changes
         self._reach = self._contiguous = 0  # how far, and how many, extents are known to follow each other
 
     def __iter__(self) -> Iterator[Extent]:
@@ -105,6 +106,18 @@ class ExtentMap:
         self._unpack(first)
         self.insert(evicted(first, end - first, lsn))
         self._changes += 1
+
+    def lose(self, token: int, lsn: int) -> None:
+        """Have nothing hold a token that records older than `lsn` hold, as if it had never come."""
+        self.evict(token, token + 1, lsn)
+        lo, hi = self._span(token, token + 1)
+        self._replace(lo, hi, [extent for extent in self._extents[lo:hi] if extent.coded.lsn > lsn])
+
+    def summaries(self) -> list[Extent]:
+        """The extents whose rows stand for several tokens."""
+        if self._summaries[0] != self.changes:
+            self._summaries = self._changes, [extent for extent in self._extents if extent.coded.stands_for]
+        return self._summaries[1]
 
     def move(self, coded: Coded) -> None:
         """A part of a record that is known has been copied to another place."""

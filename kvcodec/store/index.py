@@ -10,7 +10,7 @@ from kvcodec.codecs.bitmap import bitmap_bytes, row_sizes
 from kvcodec.codecs.rows import codes_rows
 from kvcodec.codecs.sizes import step_row_bytes
 from kvcodec.errors import CorruptRecord, SpecError, UnsupportedVersion
-from kvcodec.layout import MAX_TOKEN, Axis, CodecId, DropScope, Kind, StreamId, Transform, align
+from kvcodec.layout import GROUP_HEADER, MAX_TOKEN, Axis, CodecId, DropScope, Kind, StreamId, Transform, align
 from kvcodec.log.frame import host_bytes
 from kvcodec.log.located import NOWHERE, Located, RecordTable
 from kvcodec.log.reader import Log
@@ -22,6 +22,7 @@ from kvcodec.store.entering import KINDS, enter_run
 from kvcodec.store.headers import read_spec, sections_of
 from kvcodec.store.model import Model, Stream, read_model
 from kvcodec.store.policy import Policy, read_sequence
+from kvcodec.store.positions import position_bytes
 from kvcodec.store.sequence_index import RowsOf, SequenceIndex
 
 _MANY = 64  # records that are worth entering together
@@ -56,9 +57,10 @@ class LogIndex:
             self._enter_one(one)
 
     def _enter_table(self, table: RecordTable) -> None:
-        """Records of rows go together as far as no other record comes between them."""
+        """Records of rows go together as far as no other record, and none of a summary, comes between them."""
         start = 0
-        for stop in [*np.flatnonzero(~np.isin(table.kinds, KINDS)).tolist(), len(table)]:
+        alone = (table.kinds == Kind.GROUP) & (table.columns(GROUP_HEADER)["position_bytes"] != 0)
+        for stop in [*np.flatnonzero(~np.isin(table.kinds, KINDS) | alone).tolist(), len(table)]:
             if stop - start < _MANY or not enter_run(self, table[start:stop]):
                 self.enter(list(table[start:stop]))
             if stop < len(table):
@@ -109,6 +111,8 @@ class LogIndex:
             sequence.drop(first, lsn)
         elif scope == DropScope.RANGE:
             sequence.evict(first, end, lsn)
+        elif scope == DropScope.SUMMARY:
+            self._want(one, sequence.summarize(first, end, int(h["summary_lsn"]), lsn), "rows of a summary differ")
         else:
             del self.sequences[number], self.by_name[sequence.info.name]
             for number, owners in list(self.sharing.items()):
@@ -216,8 +220,9 @@ class LogIndex:
     def _rows_of_group(self, one: Located) -> RowsOf:
         h, sequence = one.header, self._sharer(one)
         at = self._at(one)
-        if int(h["position_bytes"]) or int(h["transform"]) != Transform.NONE:
-            raise UnsupportedVersion(f"at byte {at}: GROUP record with positions or a transform")
+        positions, is_raw = int(h["position_bytes"]), int(h["codec"]) == CodecId.RAW
+        if (positions and not is_raw) or int(h["transform"]) != Transform.NONE:
+            raise UnsupportedVersion(f"at byte {at}: GROUP record of codes with positions, or with a transform")
         if int(h["codec"]) not in KNOWN_CODECS:
             raise UnsupportedVersion(f"at byte {at}: GROUP record of codec {int(h['codec'])}")
         self._want(one, int(h["stream"]) in list(StreamId), f"stream {int(h['stream'])}")
@@ -234,12 +239,14 @@ class LogIndex:
         sizes = (sections.metadata, sections.codes, align(2 * heads, 64))
         stored = tuple(int(h[f]) for f in ("metadata_bytes", "code_bytes", "error_bytes"))
         self._want(one, stored == sizes, f"section sizes {stored}, want {sizes}")
-        coded, bitmap = int(h["codec"]) != CodecId.RAW, int(h["bitmap_bytes"])
+        self._want(one, positions in (0, position_bytes(tokens)), f"{positions} bytes of positions of {tokens} rows")
+        bitmap = int(h["bitmap_bytes"])
         others = self._check_bitmap(one, spec, stream) if bitmap else range(1)
-        rest = int(h["body_bytes"]) - sizes[2] - bitmap - heads * sections.total
+        rest = int(h["body_bytes"]) - sizes[2] - positions - bitmap - heads * sections.total
         self._want(one, rest in others, "body length")
         atoms = spec.sparse.atoms if spec.sparse else 0
-        part = Part(one.place, int(h["first_head"]), heads, sizes[2], host_bytes(h), coded, atoms, bitmap)
+        before, size = sizes[2] + positions, host_bytes(h) - positions
+        part = Part(one.place, int(h["first_head"]), heads, before, size, not is_raw, atoms, bitmap, positions)
         group = Coded(int(h["lsn"]), None, int(h["first_token"]), tokens, (part,))
         return RowsOf((int(h["first_layer"]), stream.id), group, stream.heads)
 

@@ -213,9 +213,9 @@ class LoggedStore:
         self._sequences.pop(number, None)
         return True
 
-    def log_change(self, record: Record) -> None:
+    def log_change(self, *records: Record) -> None:
         """Commit what changes a sequence but by appending; durable at once where steps are."""
-        self.log_records([record])
+        self.log_records(records)
         if self.durable_steps:
             self.sync_log()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -83,6 +83,17 @@ class Outgoing:
             return self
         own = sets.find(basis).find(self.layer, self.stream.id)
         return self if own is None else self.over(own.size, basis)
+
+    def begun(self, steps: Sequence[CodecSpec | None]) -> Outgoing:
+        """That of a token group which was begun before its dictionary grew: it is finished as it was begun.
+
+        steps: codecs of the STEP records of its rows.
+        """
+        spec = steps[0] if len(set(steps)) == 1 else None
+        if spec is None or spec.sparse is None or self.policy.spec.sparse is None:
+            return self
+        older, newest = self.over(spec.sparse.size, spec.sparse.basis), self.newest
+        return newest if older.policy.spec != spec or older == newest else replace(older, heir=newest)
 
     @property
     def layer(self) -> int:

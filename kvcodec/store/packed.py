@@ -136,7 +136,8 @@ def coded_at(pattern: Coded, lsn: int, first: int, place: tuple[int, int, int]) 
     """The record of this pattern, lsn, first token and place."""
     if len(pattern.parts) > 1:
         return pattern
-    return Coded(lsn, pattern.step, first, pattern.tokens, (pattern.parts[0]._replace(place=Place(*place)),))
+    part = pattern.parts[0]._replace(place=Place(*place))
+    return Coded(lsn, pattern.step, first, pattern.tokens, (part,), pattern.stands_for)
 
 
 def moved(coded: Coded, part: Part) -> Coded:

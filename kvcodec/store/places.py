@@ -87,15 +87,19 @@ class StreamPlaces:
         return found, list(self._blocks.values())
 
     def _learn(self, extents: list[Extent]) -> int:
-        """Enter records at the end of what is known, up to the first one that waits for its unit to fill: how many."""
+        """Enter records at the end of what is known, up to the first one that waits for its unit to fill: how many.
+
+        One of a summary may wait, since others behind it do not: it is copied.
+        """
         rows: list[tuple[int, ...]] = []
         learnt = 0
         try:
             for extent in extents:
                 place = extent.coded.parts[0].place
-                if any(self._log.waits(part.place) for part in extent.coded.parts):
+                waits = any(self._log.waits(part.place) for part in extent.coded.parts)
+                if waits and not extent.coded.stands_for:
                     break
-                mapped = self._map(extent)
+                mapped = None if waits else self._map(extent)
                 if mapped is not None:
                     form = self._number(mapped.form)
                     rows.append((extent.first, extent.end, mapped.byte, form, mapped.start, mapped.kept))

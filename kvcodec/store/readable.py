@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from kvcodec.store.pairs import check_pair
 from kvcodec.store.reading import read_extent
 from kvcodec.store.rows import cut_out, refuse_evicted, slice_tokens, take_tokens
 from kvcodec.store.sequence_index import Key, SequenceIndex
+from kvcodec.store.summaries import Summaries, Summary, hidden_tokens, refuse_hidden
 from kvcodec.store.window import OpenRows
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Readable:
         self._codecs = {key: self._codecs_of(key) for key in index.maps}
         self._outgoing = {key: self._make_outgoing(key) for key in index.maps}
         self._places: dict[Key, StreamPlaces] = {}
+        self._summaries = Summaries(store.log, index)
         self._stale = False
 
     def rebind(self, index: SequenceIndex) -> None:
@@ -100,12 +103,33 @@ class Readable:
         stream = self.layer(layer).streams[0]
         return self._index.maps[layer, stream.id].evicted(held.start, held.stop) if held else []
 
-    def read(self, layer: int, tokens: Any = None, *, dtype: Any = None) -> tuple[Array, ...]:
+    def summaries(self, layer: int) -> list[Summary]:
+        """Those of which `held` gives any row, in token order. Raises CorruptRecord."""
+
+        def run() -> list[Summary]:
+            with self._store.lock:
+                self._store.refresh()
+                self.layer(layer)
+                return self._summaries.of(layer, self._held(layer)).told()
+
+        return self._store.retrying(run)
+
+    def _hidden(self, layer: int, held: range, position: int | None) -> list[tuple[int, int]]:
+        """What a query at `position` may not see. Raises ShapeError, CorruptRecord."""
+        at = None if position is None else operator.index(position)
+        if at is not None and at < 0:
+            raise ShapeError(f"position: {at}, want 0 or more")
+        return hidden_tokens(self._summaries.of(layer, held), held, at)
+
+    def read(
+        self, layer: int, tokens: Any = None, *, dtype: Any = None, position: int | None = None
+    ) -> tuple[Array, ...]:
         """Rows of one layer: one array (tokens, heads, dim) a stream, k then v (or c then kr).
 
         tokens: a slice, an index array in any order, or None for all that the layer holds, without those evicted; only
         the token groups that hold them are decoded. dtype: the model's (default) or float32, which keeps what rounding
-        would lose. Raises ShapeError, CorruptRecord.
+        would lose. position: of the query that they are for, behind them all unless given: later tokens, and rows of
+        summaries that it may not see, are left out, and refused by number. Raises ShapeError, CorruptRecord.
         """
         streams = self.layer(layer).streams
         model = self._index.model
@@ -121,20 +145,21 @@ class Readable:
             with self._store.lock:
                 self._store.refresh()
                 self._store.touch(self._index.info.id)
-                index = self._take_tokens(layer, tokens)
+                index = self._take_tokens(layer, tokens, position)
                 return tuple(self._read((layer, s.id), index, as_float32=wide).view(out) for s in streams)
 
         return self._store.retrying(run)
 
-    def _take_tokens(self, layer: int, tokens: Any) -> npt.NDArray[np.int64]:
+    def _take_tokens(self, layer: int, tokens: Any, position: int | None) -> npt.NDArray[np.int64]:
         """Numbers of the tokens that are asked for and there. Raises ShapeError, CorruptRecord."""
         held = self._held(layer)
-        evicted = self._evicted(layer, held)
+        evicted, hidden = self._evicted(layer, held), self._hidden(layer, held, position)
         if not isinstance(tokens, slice | None):
             index = take_tokens(tokens, held)
             refuse_evicted(index, evicted)
+            refuse_hidden(index, hidden)
             return index
-        parts = cut_out(slice_tokens(tokens, held), evicted)
+        parts = cut_out(slice_tokens(tokens, held), sorted([*evicted, *hidden]))
         for s in self.layer(layer).streams:  # before memory for tokens that damage took is asked for
             if not self._open and sum(map(len, parts)) > self._index.maps[layer, s.id].held:
                 raise self._lost((layer, s.id))
@@ -148,6 +173,7 @@ class Readable:
         scale: float | None = None,
         window: int | None = None,
         tokens: Any = None,
+        position: int | None = None,
         query_bits: int = 16,
         tiers: tuple[int, float] | None = None,
         return_state: bool = False,
@@ -159,24 +185,31 @@ class Readable:
         of a latent layer (query heads, c's dim); with return_state also the AttentionState, which merges with that of
         other tokens and counts tokens and bytes read.
         scale: of the logits, 1 / sqrt(dim) unless given. The query sees the tokens that the layer holds; with window
-        the newest of them; with tokens those of a slice, or whole tiles of 16 around the numbers of an array.
+        the newest of them; with tokens those of a slice, or whole tiles of 16 around the numbers of an array; with
+        position, where it is itself, none of those that come later, nor rows of summaries that are for later queries.
         query_bits: 16, or 8 for the fast and coarse mode, whose outputs are off by percents.
         tiers: (low, share), such as (3, 0.1): of codes over a dictionary the first `low` atoms are read, and all atoms
         of that share of the blocks of 64 tokens, those that query heads like best by their first atoms.
         Raises ShapeError, DtypeError, NonFiniteError, SpecError, CorruptRecord.
         """
-        asked = {"scale": scale, "window": window, "tokens": tokens, "query_bits": query_bits, "tiers": tiers}
-        (state,) = self._store.attend(layer, [self], np.asarray(q)[None], return_state=True, **asked)
+        (state,) = self._store.attend(
+            layer, [self], np.asarray(q)[None], scale=scale, window=window, tokens=tokens, position=position,
+            query_bits=query_bits, tiers=tiers, return_state=True,
+        )  # fmt: skip
         return (state.output(), state) if return_state else state.output()
 
-    def find_places(self, layer: int, window: int | None, tokens: Any, forms: list[Form]) -> Place:
+    def find_places(
+        self, layer: int, window: int | None, tokens: Any, position: int | None, forms: list[Form]
+    ) -> Place:
         """Where attention finds the tokens that it is asked for. forms: those of records, to be added to."""
         from kvcodec.store.attending import Place, ask_tokens, uses_of
         from kvcodec.store.places import StreamPlaces
 
         held = self._held(layer)
         self._store.touch(self._index.info.id)
-        asked = ask_tokens(tokens, window, held).without(self._evicted(layer, held))
+        hidden, evicted = self._hidden(layer, held, position), self._evicted(layer, held)
+        near = held if window is None or position is None else range(held.start, min(held.stop, position + 1))
+        asked = ask_tokens(tokens, window, near).without(evicted).hiding(hidden)
         first, end = asked.bounds
         found, blocks = [], []
         for stream in uses_of(self.layer(layer))[0]:

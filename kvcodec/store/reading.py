@@ -64,6 +64,8 @@ def load_part(log: Log, coded: Coded, part: Part) -> tuple[np.void, Bytes, int]:
         raise CorruptRecord(at, "another record than the index names")
     named = [coded.lsn, coded.first, coded.tokens, part.first_head, part.heads]
     fields = ["lsn", "first_token", "tokens", "first_head", "heads"]
+    if int(header["kind"]) == Kind.GROUP:
+        named, fields = [*named, part.positions], [*fields, "position_bytes"]
     if coded.step is not None:
         named += [coded.step.codec, coded.step.group, coded.step.flags]
         fields += ["codec", "group", "flags"]

@@ -18,6 +18,7 @@ from kvcodec.log.frame import Record, new_headers, new_record
 from kvcodec.spec import CodecSpec
 from kvcodec.store.headers import sparse_fields
 from kvcodec.store.model import Stream
+from kvcodec.store.positions import Positions, pack_positions
 from kvcodec.store.window import Rows
 
 if TYPE_CHECKING:
@@ -96,6 +97,23 @@ def _body_of(errors: npt.NDArray[np.uint16], rest: Codes) -> Codes:
     return np.concatenate([figures, rest])
 
 
+def summary_record(
+    sequence: int, layer: int, stream: Stream, first: int, rows: Rows, codec: Codec, dtype: DtypeId, own: Positions
+) -> Record:
+    """The raw GROUP record of rows (n, heads, dim) that stand for several tokens, from token number `first` on.
+
+    own: (n,) where they stand, and who may see them.
+    """
+    header = _group_headers(sequence, layer, stream, [first], RAW, len(rows))[0, ...]
+    body, positions = _group_bodies(codec.encode(rows, dtype, len(rows)))[0], pack_positions(own)
+    header["position_bytes"] = len(positions)
+    return _group_record(header, _insert_positions(body, int(header["error_bytes"]), positions))
+
+
+def _insert_positions(body: Codes, at: int, positions: Codes) -> Codes:
+    return np.concatenate([body[:at], positions, body[at:]])
+
+
 def _group_record(header: npt.NDArray[np.void], body: Bytes) -> Record:
     heads = int(header["heads"])
     return Record(header, body, heads, lambda n: (_some_heads(header, body, 0, n), _some_heads(header, body, n, heads)))
@@ -103,7 +121,7 @@ def _group_record(header: npt.NDArray[np.void], body: Bytes) -> Record:
 
 def _some_heads(header: npt.NDArray[np.void], body: Bytes, low: int, high: int) -> Record:
     """The record of the heads from number `low` of it to before `high`."""
-    figures, stored = int(header["error_bytes"]), int(header["bitmap_bytes"])
+    figures, stored, kept = (int(header[f]) for f in ("error_bytes", "bitmap_bytes", "position_bytes"))
     errors = body[2 * low : 2 * high].view("<u2")
     own = header.copy()
     own["first_head"], own["heads"] = int(header["first_head"]) + low, high - low
@@ -114,8 +132,9 @@ def _some_heads(header: npt.NDArray[np.void], body: Bytes, low: int, high: int) 
         part = take_mixed(body[figures:], stored, heads, tokens, head_bytes, dim).heads(low, high, dim)
         own["bitmap_bytes"] = part.bitmap_bytes
         return _group_record(own, _body_of(errors, part.join()))
-    coded = body[figures:].reshape(int(header["heads"]), -1)[low:high]
-    return _group_record(own, _group_bodies(Encoded(coded[None], errors[None]))[0])
+    coded = body[figures + kept :].reshape(int(header["heads"]), -1)[low:high]
+    part = _group_bodies(Encoded(coded[None], errors[None]))[0]
+    return _group_record(own, _insert_positions(part, int(own["error_bytes"]), body[figures : figures + kept]))
 
 
 def laid_records(

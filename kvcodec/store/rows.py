@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,21 @@ def take_rows(array: Any, model: Model, layer: int, stream: Stream, first_token:
         token, head, channel = bad
         raise NonFiniteError(layer, stream.name, first_token + token, head, channel)
     return bits
+
+
+def take_streams(
+    arrays: Sequence[Any], model: Model, layer: int, streams: Sequence[Stream], firsts: Sequence[int]
+) -> list[Rows]:
+    """`take_rows` of one array for each stream of a layer, all of as many rows. firsts: tokens of their first rows."""
+    if len(arrays) != len(streams):
+        names = ", ".join(s.name for s in streams)
+        raise ShapeError(f"layer {layer}: {len(arrays)} arrays, want one each for {names}")
+    each = zip(arrays, streams, firsts, strict=True)
+    taken = [take_rows(own, model, layer, stream, first) for own, stream, first in each]
+    counts = [len(rows) for rows in taken]
+    if len(set(counts)) > 1:
+        raise ShapeError(f"{streams[1].name} (layer {layer}): {counts[1]} tokens, {streams[0].name} has {counts[0]}")
+    return taken
 
 
 def take_tokens(tokens: Any, held: range) -> npt.NDArray[np.int64]:
@@ -97,9 +113,16 @@ def _take_index(tokens: Any, length: int) -> npt.NDArray[np.int64]:
 
 def refuse_evicted(index: npt.NDArray[np.int64], evicted: list[tuple[int, int]]) -> None:
     """Raises ShapeError if one of the token numbers lies in a range that was evicted."""
-    if evicted and len(index):
-        firsts, ends = np.array(evicted, np.int64).T
-        before = np.searchsorted(firsts, index, "right") - 1
-        gone = (before >= 0) & (index < ends[before])
-        if gone.any():
-            raise ShapeError(f"tokens: {int(index[gone][0])} was evicted")
+    found = find_within(index, evicted)
+    if found is not None:
+        raise ShapeError(f"tokens: {found} was evicted")
+
+
+def find_within(index: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> int | None:
+    """The first of the token numbers that lies in one of disjoint ascending ranges; None if none does."""
+    if not ranges or not len(index):
+        return None
+    firsts, ends = np.array(ranges, np.int64).T
+    before = np.searchsorted(firsts, index, "right") - 1
+    found = index[(before >= 0) & (index < ends[before])]
+    return int(found[0]) if len(found) else None

@@ -25,8 +25,9 @@ from kvcodec.store.readable import Readable
 from kvcodec.store.reading import read_codes
 from kvcodec.store.records import step_records
 from kvcodec.store.relaying import relaid_records
-from kvcodec.store.rows import take_rows
+from kvcodec.store.rows import take_rows, take_streams
 from kvcodec.store.sequence_index import Key
+from kvcodec.store.summarizing import summarize
 from kvcodec.store.window import OpenRows, Rows
 
 Array = npt.NDArray[Any]
@@ -150,20 +151,10 @@ class Sequence(Readable):
         self.append_layers(steps)
 
     def _take(self, layer: int, arrays: Sequence_[Array]) -> dict[Key, Rows]:
-        streams, model = self.layer(layer).streams, self._index.model
-        if len(arrays) != len(streams):
-            names = ", ".join(s.name for s in streams)
-            raise ShapeError(f"layer {layer}: {len(arrays)} arrays, want one each for {names}")
-        taken = {
-            (layer, s.id): take_rows(rows, model, layer, s, self._open[layer, s.id].end)
-            for s, rows in zip(streams, arrays, strict=True)
-        }
-        counts = [len(rows) for rows in taken.values()]
-        if len(set(counts)) > 1:
-            raise ShapeError(
-                f"{streams[1].name} (layer {layer}): {counts[1]} tokens, {streams[0].name} has {counts[0]}"
-            )
-        return taken
+        streams = self.layer(layer).streams
+        firsts = [self._open[layer, s.id].end for s in streams]
+        taken = take_streams(arrays, self._index.model, layer, streams, firsts)
+        return {(layer, s.id): rows for s, rows in zip(streams, taken, strict=True)}
 
     def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
@@ -243,6 +234,29 @@ class Sequence(Readable):
             settled = min(open_.first for open_ in self._open.values())
             self._store.log_change(evict(self, operator.index(first), operator.index(end), settled, self._index))
 
+    def summarize(
+        self, first: int, end: int, rows: Mapping[int, Sequence_[Array]], *, positions: Any = None,
+        visible_from: Any = None,
+    ) -> None:  # fmt: skip
+        """Have rows stand for tokens first … end - 1, of which nothing else is read or attended to any more.
+
+        rows: of each layer with a cache what `append` takes, any number of rows up to that of the tokens, kept as they
+        are. A layer with a sliding window may be left out; then it keeps its own. Rows take the first of the token
+        numbers; all others are evicted, and len() stays.
+        positions: of each row the position it stands at, first to end - 1: evenly spread unless given. visible_from:
+        that of the first query that may see it, for each row or all: `end` unless given. Either may be given by layer.
+        A summary is evicted, cut off, and summarised again as a whole only. Raises as `append` and `evict` do, and
+        SpecError if one head's rows fit no erase block, with nothing changed.
+        """
+        with self._store.lock:
+            self._store.check_writable()
+            self.take_up()
+            settled = min(open_.first for open_ in self._open.values())
+            tokens = operator.index(first), operator.index(end)
+            records = summarize(self, tokens, settled, self._index, rows, positions, visible_from)
+            since = self._store.log.lsn + 1
+            self._store.log_change(*records, drop_record(self._index.info.id, DropScope.SUMMARY, *tokens, since))
+
     def prepare_fork(self, length: int) -> SequenceInfo:
         """Have all rows in the log; what a sequence that shares `length` tokens begins as. Raises ShapeError."""
         self.take_up()
@@ -274,22 +288,12 @@ class Sequence(Readable):
             if extent.coded.step is None or extent.end < (extents[0].first if extents else length):
                 break
             extents.insert(0, extent)
-        outgoing = self._outgoing[key] = self._begun(self._outgoing[key], extents)
+        outgoing = self._outgoing[key] = self._outgoing[key].begun([extent.coded.step for extent in extents])
         open_ = outgoing.begin(extents[0].first if extents else length)
         if extents:
             open_ = open_.extended(self._step_rows(outgoing, key, extents, length))
         open_.logged = length
         return open_
-
-    @staticmethod
-    def _begun(outgoing: Outgoing, extents: Sequence_[Extent]) -> Outgoing:
-        """That of a token group which was begun before its dictionary grew: it is finished as it was begun."""
-        specs = {extent.coded.step for extent in extents}
-        spec = specs.pop() if len(specs) == 1 else None
-        if spec is None or spec.sparse is None or outgoing.policy.spec.sparse is None:
-            return outgoing
-        older, newest = outgoing.over(spec.sparse.size, spec.sparse.basis), outgoing.newest
-        return newest if older.policy.spec != spec or older == newest else replace(older, heir=newest)
 
     def _step_rows(self, outgoing: Outgoing, key: Key, extents: Sequence_[Extent], length: int) -> Array:
         """Rows of STEP records in the form in which the stream holds them open."""

@@ -8,7 +8,7 @@ from kvcodec.layout import StreamId
 from kvcodec.store.coded import Coded
 from kvcodec.store.extents import ExtentMap
 from kvcodec.store.model import Model
-from kvcodec.store.packed import Rows
+from kvcodec.store.packed import Rows, moved
 from kvcodec.store.policy import SequenceInfo
 
 Key = tuple[int, StreamId]
@@ -34,6 +34,7 @@ class SequenceIndex:
             (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
         }
         self._split: dict[tuple[int, Key], Coded] = {}
+        self._pending: dict[Key, Coded] = {}  # rows of summaries that no DROP record vouches for yet
         self.records = 0
         self.last_lsn = self.named_lsn = self.begun_lsn = 0  # of its newest record, newest and first SEQUENCE record
 
@@ -62,7 +63,7 @@ class SequenceIndex:
     def add(self, key: Key, coded: Coded, heads: int) -> bool:
         """Enter a record's rows; the parts of one that was split count once all heads are there.
 
-        False if the parts of one record contradict each other.
+        Rows that stand for several tokens wait for `summarize`. False if the parts of one record contradict each other.
         """
         self.records += 1
         self.last_lsn = max(self.last_lsn, coded.lsn)
@@ -70,6 +71,8 @@ class SequenceIndex:
         if part.heads < heads:
             known = self._split.get((coded.lsn, key), coded._replace(parts=()))
             if known._replace(parts=()) != coded._replace(parts=()):
+                return False
+            if any(p.positions != part.positions for p in known.parts):
                 return False
             others = [p for p in known.parts if (p.first_head, p.heads) != (part.first_head, part.heads)]
             coded = coded._replace(parts=tuple(sorted([*others, part], key=lambda p: p.first_head)))
@@ -80,7 +83,10 @@ class SequenceIndex:
             if sum(p.heads for p in coded.parts) < heads:
                 return True
             del self._split[coded.lsn, key]
-        self.maps[key].insert(coded)
+        if part.positions:
+            self._pending[key] = coded
+        else:
+            self.maps[key].insert(coded)
         return True
 
     def add_rows(self, key: Key, rows: Rows) -> None:
@@ -99,9 +105,41 @@ class SequenceIndex:
         for extents in self.maps.values():
             extents.evict(first, end, lsn)
 
+    def summarize(self, first: int, end: int, since: int, lsn: int) -> bool:
+        """Have the rows that wait, of records from lsn `since` to before `lsn`, stand for tokens first … end - 1.
+
+        A layer with a window none of whose streams has such rows is left as it is; a stream that alone lacks them has
+        lost them. False, with nothing changed, if streams of a layer differ in rows, or have more than tokens.
+        """
+        found = {k: coded for k, coded in self._pending.items() if since <= coded.lsn < lsn and coded.first == first}
+        layers = [(n, [(n, s.id) for s in layer.streams]) for n, layer in enumerate(self.model.layers)]
+        for _, keys in layers:
+            counts = {found[key].tokens for key in keys if key in found}
+            if len(counts) > 1 or any(first + count > end for count in counts):
+                return False
+        for n, keys in layers:
+            lost = not self.model.layers[n].window or any(key in found for key in keys)
+            for key in keys if lost else ():
+                self.maps[key].evict(first, end, since - 1)
+                if key in found:
+                    self.maps[key].insert(found[key]._replace(stands_for=end))
+                else:
+                    self.maps[key].lose(first, since - 1)
+        self._pending = {key: coded for key, coded in self._pending.items() if coded.lsn > lsn}
+        return True
+
+    @property
+    def summarized(self) -> set[tuple[int, int]]:
+        """The tokens (first, end) that summaries of any layer stand for."""
+        extents = (extent for own in self.maps.values() for extent in own.summaries())
+        return {(extent.coded.first, extent.coded.stands_for) for extent in extents}
+
     def move(self, key: Key, coded: Coded) -> None:
-        """A part of a record, if this sequence reads from it, lies elsewhere now."""
+        """A part of a record, if this sequence reads from it or may yet, lies elsewhere now."""
         self.maps[key].move(coded)
+        waiting = self._pending.get(key)
+        if waiting is not None and waiting.lsn == coded.lsn:
+            self._pending[key] = moved(waiting, coded.parts[0])
 
     def share(self, parent: SequenceIndex, end: int) -> None:
         """Begin with the tokens of another sequence before `end`, as they are now."""

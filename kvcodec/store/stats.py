@@ -33,7 +33,8 @@ class VectorCounts:
 @dataclass(frozen=True)
 class SequenceStats:
     """One sequence. payload_bytes: codes, group metadata and raw rows that its tokens are read from; of a layer with a
-    sliding window, those of the window. vectors: None if it has no groups over dictionaries.
+    sliding window, those of the window. vectors: None if it has no groups over dictionaries. summaries: ranges of
+    tokens that rows stand for which the caller gave, and summarized_tokens: tokens of these.
     """
 
     name: str
@@ -45,6 +46,8 @@ class SequenceStats:
     coded_bytes: int
     coded_numbers: int
     vectors: VectorCounts | None = None
+    summaries: int = 0
+    summarized_tokens: int = 0
 
 
 AMPLIFICATIONS = "format", "padding", "cleaning", "compaction"  # factors of programmed over host bytes
@@ -188,7 +191,7 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
                     coded += rows * row_bytes(record.step, stream)
                     numbers += rows * stream.dim
                 continue
-            size = count * sum(part.size for part in record.parts)
+            size = count * sum(part.size + part.positions for part in record.parts)
             payload += size
             if record.parts[0].coded:
                 coded += size
@@ -196,7 +199,10 @@ def _measure_sequence(store: Store, index: SequenceIndex) -> SequenceStats:
     specs = {f"{rule.stream.name.lower()}={rule.policy.spec}" for rule in index.info.policy.rules}
     layers = sum(bool(layer.streams) for layer in model.layers)
     vectors = _count_vectors(store, index, tokens)
-    return SequenceStats(index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers, vectors)
+    return SequenceStats(
+        index.info.name, tokens, layers, tuple(sorted(specs)), raw16, payload, coded, numbers, vectors,
+        len(index.summarized), sum(end - first for first, end in index.summarized),
+    )  # fmt: skip
 
 
 def _count_vectors(store: Store, index: SequenceIndex, tokens: int) -> VectorCounts | None:

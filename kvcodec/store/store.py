@@ -41,6 +41,7 @@ from kvcodec.store.stats import Stats, measure_store
 if TYPE_CHECKING:
     from kvcodec.attention.state import AttentionState
     from kvcodec.attention.strips import Form
+    from kvcodec.store.attending import Queried
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -274,6 +275,7 @@ class Store(LoggedStore):
         scale: float | None = None,
         window: int | None = None,
         tokens: Any = None,
+        position: int | Sequence_[int] | None = None,
         query_bits: int = 16,
         tiers: tuple[int, float] | None = None,
         return_state: bool = False,
@@ -281,14 +283,15 @@ class Store(LoggedStore):
         """Decode attention of one layer for a batch: q (sequences, query heads, dim), a query for each sequence.
 
         Otherwise as Sequence.attend: (sequences, query heads, v's dim) float32, or with return_state a list of states.
-        The sequences are of this store, and their layers of one shape.
+        position: that of all queries, or of each. The sequences are of this store, and their layers of one shape.
         """
         from kvcodec.attention.arrays import check_bits  # whoever only reads or writes does without attention
         from kvcodec.attention.tiers import take_tiers
-        from kvcodec.store.attending import check_batch, take_layer_queries
+        from kvcodec.store.attending import check_batch, take_layer_queries, take_queried
 
         check_bits(query_bits)
         check_batch(q, len(sequences))
+        asked = take_queried(sequences, position)
         if not sequences:
             raise ShapeError("sequences: none, want one or more")
         layers = {sequence.layer(layer) for sequence in sequences}
@@ -298,25 +301,25 @@ class Store(LoggedStore):
         taken = None if tiers is None else take_tiers(tiers, [c for s in sequences for c in s.sparse_codes(layer)])
 
         def run() -> list[AttentionState]:
-            return self._attend(layer, sequences, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken)
+            return self._attend(layer, asked, wide, window, tokens, scale=scale, query_bits=query_bits, tiers=taken)
 
         states = self.retrying(run)
         return states if return_state else np.stack([state.output() for state in states])
 
     def _attend(
-        self, layer: int, sequences: Sequence_[Readable], wide: Any, window: int | None, tokens: Any, **how: Any
+        self, layer: int, asked: Sequence_[Queried], wide: Any, window: int | None, tokens: Any, **how: Any
     ) -> list[AttentionState]:
         from kvcodec.store.attending import attend_places
 
         forms: list[Form] = []
         with self.lock:
             self.refresh()
-            places = [sequence.find_places(layer, window, tokens, forms) for sequence in sequences]
+            places = [own.find_places(layer, window, tokens, position, forms) for own, position in asked]
         try:
-            shape = sequences[0].layer(layer)
+            shape = asked[0].sequence.layer(layer)
             states = attend_places(shape, places, forms, wide, threads=self._threads, pool=self._pool, **how)
         except LookupError as error:
-            raise sequences[int(error.args[0])].lost(layer) from None
+            raise asked[int(error.args[0])].sequence.lost(layer) from None
         except RuntimeError:  # the pool is gone
             if not self._closed:
                 raise

@@ -21,7 +21,7 @@ NAMES = (
     "int4", "cleaned", "product", "dictionary-grown", "predicted", "trellis", "dictionary-max", "dictionary-sets",
     "int8", "latent", "steps", "sequences", "window", "drop", "gap", "dictionary-rotated", "dictionary-parts",
     "dictionary-bound", "product-rows", "head-split", "int2", "raw", "worked-example", "float16",
-    "split-copied", "head-dim-20-12", "int4-symmetric", "int4-axes-swapped", "head-dim-80", "small-blocks",
+    "split-copied", "head-dim-20-12", "int4-symmetric", "int4-axes-swapped", "head-dim-80", "small-blocks", "summary",
 )  # fmt: skip
 Rows = dict[tuple[str, int, int], list[set[bytes]]]  # of a sequence, layer and stream: what each token's row may be
 

@@ -10,12 +10,14 @@ from tools.golden import (
     parts,
     products,
     rows,
+    summaries,
     superblocks,
     trellises,
     whole,
 )
 
-_MODULES = (whole, dictionaries, bounded, grown, products, trellises, superblocks, frames, lanes, models, rows, parts)
+_WHOLE = (whole, dictionaries, bounded, grown, products, trellises)
+_MODULES = (*_WHOLE, superblocks, frames, lanes, models, rows, parts, summaries)
 _ALL = [case for module in _MODULES for case in module.CASES]
 REJECTED = [case for case in _ALL if case.error]
 CASES = [case for case in _ALL if not case.error] + REJECTED

@@ -15,20 +15,20 @@ CASES = Forgeries()
 
 for _name, _shows, _fields in (
     ("group-sequence", "a sequence that was never begun", {"sequence": 9}),
-    ("group-head-dim", "a head dimension that is not the model's", {"head_dim": 32}),
     ("group-heads", "heads beyond the model's", {"first_head": 1}),
     ("group-layer", "a layer that the model has not", {"first_layer": 1}),
     ("group-stream", "a stream that the layer has not", {"stream": StreamId.C}),
     ("group-axis", "an unknown axis", {"axis": 3}),
     ("group-size", "a group of 24 numbers", {"group": 24}),
     ("group-sections", "section sizes that do not follow from the shape", {"code_bytes": 64}),
-    ("group-tokens", "no tokens", {"tokens": 0, "rows": 0}),
-    ("group-rows", "another number of rows than of tokens", {"rows": 15}),
 ):
     CASES.bad_record(_name, f"a GROUP record with {_shows}", forged_group, **_fields)
 CASES.bad_record("group-codec", "a GROUP record with an unknown codec", forged_group, "UnsupportedVersion", codec=9)
 for _name, _shows, _fields in (
+    ("group-head-dim", "a head dimension that is not the model's", {"head_dim": 32}),
     ("group-no-heads", "no heads", {"heads": 0}),
+    ("group-tokens", "no tokens", {"tokens": 0, "rows": 0}),
+    ("group-rows", "another number of rows than of tokens", {"rows": 15}),
     ("group-all-heads", "a number of heads that is not the model's", {"all_heads": 3}),
     ("group-layers", "two layers", {"layers": 2}),
     ("group-stream-unknown", "an unknown stream", {"stream": 9}),
@@ -67,12 +67,16 @@ for _name, _shows, _error, _fields in (
 ):
     CASES.bad_record(_name, f"a STEP record with {_shows}", forged_step, _error, frozen=False, **_fields)
 for _name, _shows, _fields in (
-    ("drop-scope", "an unknown scope", {"scope": 3}),
+    ("drop-scope", "an unknown scope", {"scope": 4}),
     ("drop-nothing", "no sequence", {"sequence": 0}),
     ("drop-end", "an end behind which it drops everything", {"end_token": 9}),
     ("drop-empty", "a range of no tokens", {"scope": 1, "first_token": 4, "end_token": 4}),
     ("drop-far", "a range beyond all tokens", {"scope": 1, "end_token": layout.MAX_TOKEN + 1}),
     ("drop-part", "a sequence that ends at a token", {"scope": 2, "first_token": 4}),
+    ("drop-lsn", "rows of a summary that it makes none of", {"scope": 1, "end_token": 4, "summary_lsn": 1}),
+    ("drop-summary-empty", "a summary of no tokens", {"scope": 3, "summary_lsn": 1}),
+    ("drop-summary-all", "a summary of rows from the first lsn on", {"scope": 3, "end_token": 4}),
+    ("drop-summary-later", "a summary of rows that come later", {"scope": 3, "end_token": 4, "summary_lsn": 1 << 40}),
 ):
     CASES.bad_record(_name, f"a DROP record with {_shows}", lambda: new_record(Kind.DROP, b"", sequence=1),
                      frozen=False, **_fields)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import kvcodec
 from kvcodec.layout import StreamId
@@ -194,6 +195,22 @@ def _(path: Path) -> None:
         store.compact()
         fill(store.sequence("fork"), 40, 40, 9)
         store.compact()
+
+
+@CASES.made("summary", "rows that stand for ranges of tokens; some a crash left without their DROP record")
+def _(path: Path) -> None:
+    """Two summaries, one of rows that are for later queries, beside codes; a fork that has them."""
+    options: dict[str, Any] = {"k": "int4/channel/g16", "v": "int4/token/g16", "residual": 0, "sinks": 0}
+    with kvcodec.open(path, "w", model=Model.uniform(1, 2, 16), device=DEVICE, capacity=1 << 20, **options) as store:
+        sequence = store.sequence("a")
+        fill(sequence, 0, 70, 1)
+        k, v = (noise((5, 2, 16), seed) for seed in (3, 4))
+        with mock.patch.object(store, "log_change", lambda *records: store.log_records(records[:-1])):
+            sequence.summarize(4, 40, {0: (k, v)})
+        sequence.summarize(4, 40, {0: (v[:3], k[:3])}, positions=[4, 20, 39], visible_from=[40, 60, 80])
+        sequence.summarize(50, 64, {0: (k[3:], v[3:])})
+        store.fork("a", "fork", 64)
+        sequence.evict(50, 64)
 
 
 @CASES.made("worked-example", "every kind of record; the bytes that formats/ shows")
