@@ -306,7 +306,7 @@ class Walk:
         self.device.image.release()
         for block, offset, frame in later:
             if self._continues(frame):
-                self._pass_over(self._range(block, offset, why, "gap"), frame)
+                self._pass_over(self._gap_before(block, offset, why), frame)
                 self._enter(block, offset)
                 return frame
         self._learn(later)
@@ -380,6 +380,13 @@ class Walk:
                     yield Found(block, offset, self._read(block, offset))
                 except Flaw:
                     continue
+
+    def _gap_before(self, block: Block, offset: int, why: str) -> BadRange:
+        """What a writer left behind before it went on at a byte of a block."""
+        gap, here = self._range(block, offset, why, "gap"), self.cursor.block
+        if here is None or here.number == block.number:
+            return gap
+        return replace(gap, end=self.device.file_offset(here.number, self.device.geometry.block_bytes))
 
     def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
         here = self.cursor.block

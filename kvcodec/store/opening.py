@@ -113,8 +113,9 @@ def open_store(
         store.index.dictionaries.pursuit = pursuit
         if own is not None:
             store.index.dictionaries.add(own)
+        if faults is not None:
+            opened.fail_by(Faults.parse(faults))
         if mode != "r":
-            opened.faults = None if faults is None else Faults.parse(faults)
             if cap is not None:
                 store.set_cap(Cap(cap, when_full, opened.geometry))
             store.begin(model, coding, own, embed=embed, grow=grow, growths=growths)
