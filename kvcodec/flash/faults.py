@@ -74,6 +74,11 @@ class Faults:
             raise SpecError(f"faults {text!r}: not a number") from None
 
     @property
+    def fail_programs(self) -> bool:
+        """Whether any unit may fail to program."""
+        return self.program > 0 or self.weak_units > 0
+
+    @property
     def fail_reads(self) -> bool:
         """Whether any read may go wrong."""
         return self.flips > 0 or self.grave > 0

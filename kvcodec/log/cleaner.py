@@ -31,6 +31,7 @@ from kvcodec.log.walk import Cursor, Walk
 _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
+_SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
 _AT_ONCE = 5  # units of copies that one step makes at most
 
@@ -50,7 +51,13 @@ class Cleaner:
     @property
     def reserve(self) -> int:
         """Erased blocks below which cleaning begins."""
-        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks))
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks)) + self._held - _HELD
+
+    @property
+    def _held(self) -> int:
+        """Erased blocks that rows are not given."""
+        faults = self._device.faults
+        return _HELD + (_SPARE if faults is not None and faults.fail_programs else 0)
 
     def keep_room(self, records: Sequence[Record]) -> None:
         """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
@@ -59,7 +66,7 @@ class Cleaner:
         idle = self._victim is None and not self._ready and not due_blocks(self._device)
         if idle and self._device.erased_blocks - most > self.reserve:
             return
-        needed = self._writers.fresh.count_fresh(records) + _HELD
+        needed = self._writers.fresh.count_fresh(records) + self._held
         with contextlib.suppress(NoSpace):
             self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
             return
@@ -70,7 +77,7 @@ class Cleaner:
 
         A device of few blocks has none to spare for that.
         """
-        left = self._device.erased_blocks - _HELD
+        left = self._device.erased_blocks - self._held
         if self._device.most_blocks < _FEW_BLOCKS or left * self._device.geometry.block_bytes > 2 * _sizes(records):
             return
         needed = self._writers.fresh.count_fresh(records)
