@@ -112,6 +112,23 @@ def _check_all(store, known):
         check(store.sequence(name), parts)
 
 
+def test_a_retired_block_in_which_a_log_ends_takes_no_more(tmp_path):
+    path = tmp_path / "c"
+    store = make(path, durability="step")
+    append(store.sequence("a"), data(20, 1))
+    block = store.log.fresh.blocks.in_use()[-1].number
+    store._cleaner.retire({block: RetireCause.PROGRAM})
+    store.abandon()
+    with kv.open(path, "a", durability="step") as store:
+        before = store.device.programmed(block)
+        append(store.sequence("b"), data(70, 2))
+        store.compact()
+        assert np.array_equal(store.device.programmed(block), before)
+    with kv.open(path) as store:
+        _check_all(store, {"a": data(20, 1), "b": data(70, 2)})
+    assert verify_log(path).verdict == "clean"
+
+
 def test_a_reader_follows_a_writer_whose_units_fail(tmp_path):
     path, known, numbers = tmp_path / "c", {}, itertools.count()
     with make(path, capacity=120 * 4096, faults="seed=5,program=2e-3,worn=0", durability="step") as store:

@@ -307,6 +307,8 @@ class Cleaner:
         failed = {}
         for victim in self._ready:
             number = victim.block.number
+            if number in self._device.retired:
+                continue
             try:
                 if number not in self._device.failing:
                     self._device.erase(number)
