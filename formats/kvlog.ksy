@@ -2221,6 +2221,8 @@ enums:
   retire_cause:
     1: factory
     2: erase
+    3: program
+    4: read
   lane:
     0:
       id: fresh

@@ -416,9 +416,9 @@ class Walk:
                 want(is_gap or self.mode != ABSOLUTE, "damage: padding is not zeros")
                 self.here, self.at = place
                 return frame
-        for _, frame in later:
+        for (index, at), frame in later:
             if self.lane == KEPT:
-                self.freed.learn(frame)
+                self._learn_from_unit(self.blocks[index], at, frame)
         for place, frame in later:  # 4.2
             if self._jump(frame, trusting=False):
                 self.here, self.at = place
@@ -429,6 +429,13 @@ class Walk:
             return None
         self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
         return None
+
+    def _learn_from_unit(self, block: Block, at: int, frame: Frame | None) -> None:
+        """Take in FREED records of a frame that begins at byte `at`, and of those behind it that begin in its unit."""
+        unit = at // self.device.unit
+        while frame is not None:
+            self.freed.learn(frame)
+            frame = read_frame(block, frame.end) if frame.end // self.device.unit == unit else None
 
     def _damage(self, why: str) -> None:
         want(self.mode == POINT_IN_TIME, f"damage: {why}")

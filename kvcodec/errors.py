@@ -5,6 +5,8 @@ A refused call leaves log and memory exactly as they were.
 
 from __future__ import annotations
 
+import errno
+
 
 class KvcodecError(Exception):
     """Base of every error that kvcodec raises."""
@@ -76,6 +78,17 @@ class CorruptRecord(FormatError):
         super().__init__(f"at byte {offset}: {why}")
 
 
+class Uncorrectable(CorruptRecord):
+    """More bits of a program unit came back wrong than its error correction can put right, or it can't be read at all.
+
+    Attributes: block, unit.
+    """
+
+    def __init__(self, offset: int, block: int, unit: int, why: str) -> None:
+        self.block, self.unit = block, unit
+        super().__init__(offset, f"unit {unit} of block {block}: {why}")
+
+
 class BlockErased(CorruptRecord):
     """The erase block that a record lay in was erased; a reader that follows the log finds the record's copy."""
 
@@ -109,6 +122,17 @@ class NotErased(DeviceError):
 
 class WornOut(NoSpace):
     """No erased block is left, of a device of which blocks had to be retired. The log stays readable."""
+
+
+class ProgramFailed(DeviceError):
+    """A program unit did not take what was to be programmed: its block is to be retired. Those before it are good.
+
+    Attributes: block, unit.
+    """
+
+    def __init__(self, block: int, unit: int, path: str) -> None:
+        self.block, self.unit = block, unit
+        super().__init__(errno.EIO, f"unit {unit} of block {block} could not be programmed", path)
 
 
 class EraseFailed(DeviceError):

@@ -393,6 +393,8 @@ class RetireCause(IntEnum):
 
     FACTORY = 1
     ERASE = 2
+    PROGRAM = 3
+    READ = 4
 
 
 class Lane(IntEnum):

@@ -255,6 +255,9 @@ def test_sequences_are_forked_dropped_and_compacted(here):
     assert "cut to 200 tokens" in invoke("drop", "cache.kvlog", "new", "--keep", 200).stdout
     assert "sequence chat, dropped" in invoke("drop", "cache.kvlog", "chat").stdout
     assert "blocks erased" in invoke("compact", "cache.kvlog").stdout
+    scrubbed = invoke("compact", "cache.kvlog", "--scrub", "--faults", "seed=1,flips=1e-5", "--json").stdout
+    assert json.loads(scrubbed)["blocks_scrubbed"] == 0
+    assert "0 blocks scrubbed" in invoke("compact", "cache.kvlog", "--scrub").stdout
     with kv.open("cache.kvlog") as store:
         assert store.sequences() == ["new"]
         for got, own in zip(store.sequence("new").read(0), wanted, strict=True):

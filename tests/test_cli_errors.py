@@ -207,7 +207,11 @@ def test_every_error_has_a_line(capsys):
     from kvcodec import errors
 
     kinds = [value for value in vars(errors).values() if isinstance(value, type)]
-    made = [kind(0, "k", 0, 0, 0) if kind is errors.NonFiniteError else kind(5, "why") for kind in kinds]
+    other = {
+        errors.NonFiniteError: (0, "k", 0, 0, 0), errors.Uncorrectable: (5, 1, 2, "why"),
+        errors.ProgramFailed: (1, 2, "path"),
+    }  # fmt: skip
+    made = [kind(*other.get(kind, (5, "why"))) for kind in kinds]
     for error in made:
         text = failures._describe(error, Path("d"), Path("l"))
         assert text

@@ -1,7 +1,9 @@
 """Devices whose blocks are bad, or wear out: nothing is lost while good ones are left, and the log stays readable."""
 
+import functools
 import itertools
 import random
+from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import NoSpace, SpecError, WornOut
+from kvcodec.flash import device as device_module
+from kvcodec.flash import programming
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.image import Image
 from kvcodec.layout import RetireCause
@@ -123,35 +127,69 @@ def cut_power(after):
     return mock.patch.multiple(Image, write=limited, punch=limited_punch)
 
 
-def live_on_a_bad_device(path, appends, every):
-    """Sequences grow token by token and are dropped, on a device with bad blocks whose power fails; gives how often."""
-    options = {"durability": "step", "faults": "seed=4,bad=0.05,weak=0.03,weak_cycles=4000,worn=0"}
-    lot, known, numbers, cuts, done = random.Random(5), {}, itertools.count(), 0, 0
+HARSH = {"seed": 1, "bad": 0.05, "weak": 0.03, "weak_cycles": 200, "worn": False}
+LONGEST = 300  # tokens of a sequence
+
+
+@functools.lru_cache(8)
+def all_rows(name):
+    """Rows of a sequence, of which it has the first ones: layer by layer, K and V."""
+    return [tuple(rows(n, s, LONGEST + 6, 1, 16, salt=name) for s in "kv") for n in range(2)]
+
+
+def live_on_a_bad_device(path, appends, every, **faults):
+    """Sequences grow token by token, are read and dropped, on a device with bad blocks, units that fail to program and
+    bits that flip, whose power fails; gives counts of what happened. Power fails between what is asked of the file: the
+    disk beneath is not waited for.
+    """
+    own = Faults(**HARSH | faults)
+    options, spoil = {"durability": "step", "faults": own}, mock.Mock(wraps=programming.spoil_unit)
+    lot, known, numbers, counts = random.Random(5), {}, itertools.count(), Counter()
     store = make(path, device="page=512,unit=64,block=8192", capacity=120 * 8192, residual=32, **options)
-    while done < appends:
-        try:
-            with cut_power(lot.randint(every // 2, every * 3 // 2)):
-                while done < appends:
-                    if not known or len(known[max(known)]) > 300:
-                        name = next(numbers)
-                        known[name] = range(0)
-                        store.sequence(str(name))
-                    name = max(known)
-                    start = len(known[name])
-                    at = np.arange(start, start + lot.randint(1, 3))
-                    parts = [tuple(rows(n, s, at, 1, 16, salt=name) for s in "kv") for n in range(2)]
-                    store.sequence(str(name)).append_layers(dict(enumerate(parts)))
-                    known[name], done = range(start + len(at)), done + 1
-                    while sum(map(len, known.values())) > 1500:
-                        store.drop(str(min(known)))
-                        del known[min(known)]
-        except PowerCut:
-            cuts += 1
-            store.abandon()
-            store = kv.open(path, "a", **options)
-            known = _after_cut(store, known)
+    with mock.patch.object(device_module, "spoil_unit", spoil), mock.patch("os.fdatasync"):
+        while counts["appends"] < appends:
+            try:
+                with cut_power(lot.randint(every // 2, every * 3 // 2)):
+                    while counts["appends"] < appends:
+                        known = _live_on(store, known, lot, numbers)
+                        counts["appends"] += 1
+            except PowerCut:
+                counts["cuts"] += 1
+                counts["erases"] = sum(store.device.erase_counts.values())
+                store.abandon()
+                store = kv.open(path, "a", **options)
+                known = _after_cut(store, known)
+    counts["program failures"] = spoil.call_count
+    counts |= Counter(cause.name for cause in store.device.retired.values())
+    if errors := store.device.read_errors:
+        counts |= {"flips corrected": errors.corrected, "scrubbed": errors.scrubbed, "lost": errors.uncorrectable}
     store.close()
-    return cuts
+    return counts
+
+
+def _live_on(store, known, lot, numbers):
+    """One append, now and then one read, and drops."""
+    if not known or len(known[max(known)]) > LONGEST:
+        name = next(numbers)
+        known[name] = range(0)
+        store.sequence(str(name))
+    name = max(known)
+    start, more = len(known[name]), lot.randint(1, 3)
+    parts = [tuple(x[start : start + more] for x in own) for own in all_rows(name)]
+    store.sequence(str(name)).append_layers(dict(enumerate(parts)))
+    known[name] = range(start + more)
+    if lot.random() < 0.01:
+        _check_rows(store.sequence(str(lot.choice(sorted(known)))))
+    while sum(map(len, known.values())) > 1500:
+        store.drop(str(min(known)))
+        del known[min(known)]
+    return known
+
+
+def _check_rows(sequence):
+    for layer, wanted in enumerate(all_rows(int(sequence.name))):
+        for own, whole in zip(sequence.read(layer), wanted, strict=True):
+            assert np.array_equal(own.view(np.uint16), whole[: len(own)].view(np.uint16))
 
 
 def _after_cut(store, known):
@@ -162,22 +200,26 @@ def _after_cut(store, known):
     found = {}
     for name in sorted(names):
         sequence = store.sequence(str(name))
-        length = len(known.get(name, ()))
         if name in known:
-            assert length <= len(sequence) <= length + 3
-        for layer in range(2):
-            for stream, own in zip("kv", sequence.read(layer), strict=True):
-                wanted = rows(layer, stream, len(own), 1, 16, salt=name)
-                assert np.array_equal(own.view(np.uint16), wanted.view(np.uint16))
+            assert len(known[name]) <= len(sequence) <= len(known[name]) + 3
+        _check_rows(sequence)
         found[name] = range(len(sequence))
     return found
 
 
 def test_some_appends_on_a_bad_device_whose_power_fails(tmp_path):
-    assert live_on_a_bad_device(tmp_path / "c", 400, 150) > 3
+    counts = live_on_a_bad_device(tmp_path / "c", 400, 250, program=1e-3, flips=1e-4)
+    assert counts["cuts"] > 2
+    assert min(counts[one] for one in ("program failures", "PROGRAM", "FACTORY", "flips corrected")) > 0
+    assert not counts["lost"]
+    assert verify_log(tmp_path / "c").verdict == "clean"
 
 
 @pytest.mark.campaign
 def test_100_000_appends_on_a_bad_device_whose_power_fails(tmp_path):
-    assert live_on_a_bad_device(tmp_path / "c", 100_000, 1000) > 200
+    counts = live_on_a_bad_device(tmp_path / "c", 100_000, 1000, program=2e-5, flips=1e-4)
+    print(dict(counts))  # what the run came to
+    assert counts["cuts"] > 200
+    assert min(counts[one] for one in ("PROGRAM", "flips corrected", "scrubbed")) > 0
+    assert not counts["lost"]
     assert verify_log(tmp_path / "c").verdict == "clean"

@@ -28,17 +28,20 @@ SAMPLE = 40  # of the places where power fails, in the tests that always run
 
 
 class Story:
-    """A log with a past: what was asked of its file, and how its sequences stood after each step and at each sync."""
+    """A log with a past: what was asked of its file, and how its sequences stood after each step and at each sync.
 
-    def __init__(self, folder, device, seed):
+    options: of the writer.
+    """
+
+    def __init__(self, folder, device, seed, capacity=None, **options):
         self.recorder, self.states, self.acknowledged = Recorder(), [({}, 0)], [(0, 0)]
         self.path, lot = folder / "c", random.Random(seed)
-        with make(self.path, capacity=GEOMETRIES[device], device=device) as store:
+        with make(self.path, capacity=capacity or GEOMETRIES[device], device=device) as store:
             store.sync()
         self.device = device
         self.before, self.unit = self.path.read_bytes(), kv.Geometry.parse(device).unit_bytes
         with self.recorder.recording():
-            store = kv.open(self.path, "a")
+            store = kv.open(self.path, "a", **options)
             known = {}
             for n in range(60):
                 known = self._step(store, dict(known), lot, n)
@@ -46,6 +49,7 @@ class Story:
                 if n % 4 == 3:
                     store.sync()
                     self.acknowledged.append((len(self.states) - 1, len(self.recorder.asked)))
+            self.retired = store.device.retired
             store.abandon()
         self.asked = self.recorder.asked
 

@@ -22,6 +22,7 @@ from kvcodec.errors import (
 from kvcodec.flash import image as image_module
 from kvcodec.flash.block import Block, Counters, encode_header
 from kvcodec.flash.device import Device
+from kvcodec.flash.programming import slot_crc
 from kvcodec.layout import NO_FRAME, SPARE_SLOT, StreamId
 from kvcodec.log import writer as writer_module
 from kvcodec.log.frame import FrameId, build_frame
@@ -419,7 +420,7 @@ def test_a_block_header_of_which_only_the_slot_persisted_is_taken_back(tmp_path)
     slot = np.zeros(1, SPARE_SLOT)
     slot["first_frame"], slot["generation"] = NO_FRAME, generation
     header = encode_header(Block(number, generation, 0, Counters())).ljust(64, b"\0")
-    slot["crc"] = device._slot_crc(number, 0, header, slot.tobytes()[4:])
+    slot["crc"] = slot_crc(device.uuid, number * device.geometry.units_per_block, header, slot.tobytes()[4:])
     at = device._spare_offset(number, 0)
     store.abandon()
     with open(path, "r+b") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvcodec.measure.endurance import Amplification, Life
 from kvcodec.measure.simulation import Simulation
 from kvcodec.measure.workload import Workload, amplification_of
 from kvcodec.spec import CodecSpec
+from kvcodec.store.failures import Failures
 from kvcodec.store.model import Model
 from kvcodec.store.opening import open_store
 from kvcodec.store.policy import StreamPolicy
@@ -68,7 +69,7 @@ class Cache:
 class WearReport:
     """Where it comes from, on which device, and what it comes to. token: estimated time and energy of one token.
 
-    block_bytes: of an erase block. outcome: of the simulation, None without cleaning.
+    block_bytes: of an erase block. outcome: of the simulation, None without cleaning. failures: of the log's device.
     """
 
     source: str
@@ -77,6 +78,7 @@ class WearReport:
     life: Life
     token: Estimate
     outcome: Outcome | None = None
+    failures: Failures = field(default_factory=Failures)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -84,7 +86,7 @@ class WearReport:
         return {
             "source": self.source, "device": self.device.name, "amplification": self.amplification.as_dict(),
             "life": self.life.as_dict(), "estimate": estimated,
-            "simulation": None if self.outcome is None else self.outcome.as_dict(),
+            "simulation": None if self.outcome is None else self.outcome.as_dict(), "failures": asdict(self.failures),
         }  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def log_wear(path: Path, use: Use, *, own_device: bool = True) -> WearReport:
         stats.spare_bytes,
     )  # fmt: skip
     cycles = geometry if own_device else Geometry.parse(use.device)
-    return _report(str(path), geometry, own, tokens, use, cycles.rated_cycles)
+    return replace(_report(str(path), geometry, own, tokens, use, cycles.rated_cycles), failures=stats.failures)
 
 
 def cache_wear(cache: Cache, use: Use, tell: Callable[[int, int], None] = lambda _done, _all: None) -> WearReport:

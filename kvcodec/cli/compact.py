@@ -19,6 +19,12 @@ _SECTOR = 512  # bytes of what st_blocks counts
 def command(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="The log.")],
     dictionary: options.Dictionary = None,
+    scrub: Annotated[
+        bool, typer.Option("--scrub", help="Read all blocks too, and clean those in which many bits flip.")
+    ] = False,
+    faults: Annotated[
+        str | None, typer.Option(help="How the emulated device fails meanwhile, such as seed=1,flips=1e-6,ecc=8.")
+    ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -32,14 +38,18 @@ def command(
         import kvcodec
 
         before = log.stat().st_blocks * _SECTOR
-        with kvcodec.open(log, "a", dictionary=dictionary) as store:
+        with kvcodec.open(log, "a", dictionary=dictionary, faults=faults) as store:
             programmed = store.stats().programmed_bytes
             erased = store.compact(progress)
-            programmed = store.stats().programmed_bytes - programmed
+            scrubbed = store.scrub() if scrub else 0
+            stats = store.stats()
+            programmed = stats.programmed_bytes - programmed
         after = log.stat().st_blocks * _SECTOR
     if json:
         found = {"blocks_erased": erased, "bytes_before": before, "bytes_after": after, "programmed_bytes": programmed}
-        print_json({"log": str(log)} | found)
+        print_json({"log": str(log)} | found | {"blocks_scrubbed": scrubbed})
     elif not quiet:
         print_line(f"{log}: {size(before)} on disk before, {size(after)} now")
         print_line(f"{erased} blocks erased, {size(programmed)} programmed for what is kept")
+        if scrub:
+            print_line(f"{scrubbed} blocks scrubbed, {stats.failures.corrected_bits} flipped bits corrected")

@@ -112,6 +112,7 @@ def _print_device(stats: Stats) -> None:
         ("spare bytes, apart", size(stats.spare_bytes)),
         ("erase blocks in use", str(stats.blocks_used)),
         ("erases", f"{stats.erases}, at most {stats.largest_erase_count} of {stats.rated_cycles} cycles of a block"),
+        *stats.failures.lines(),
         ("frames, records", f"{stats.frames}, {stats.records}"),
         *(("dictionary set", basis) for basis in stats.dictionaries),
     )

@@ -110,6 +110,8 @@ def print_report(report: WearReport) -> None:
     print_line(
         f"estimated, on one die: {report.token.seconds * 1e3:.3g} ms and {report.token.joules * 1e3:.3g} mJ a token"
     )
+    for name, text in report.failures.lines():
+        print_line(f"{name}: {text}")
     if (found := report.outcome) is not None:
         print_line(
             f"simulated: {found.simulated.appends} of {found.total.appends} appends, "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import mmap
 import os
 from collections.abc import Sequence
@@ -17,14 +16,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import CorruptRecord, DeviceError, EraseFailed, NoSpace, NotErased, WornOut
-from kvcodec.flash.allocation import order_erased
+from kvcodec.errors import (
+    CorruptRecord,
+    DeviceError,
+    EraseFailed,
+    NotErased,
+    ProgramFailed,
+    Uncorrectable,
+)
 from kvcodec.flash.block import Block, Counters, decode_header, encode_header
-from kvcodec.flash.checksum import crc32c
+from kvcodec.flash.ecc import ReadErrors
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.flash.image import Bytes, Image
+from kvcodec.flash.programming import CRC_BYTES, encode_slots, slot_crc, spoil_unit
 from kvcodec.flash.superblock import Superblock, read_superblock
+from kvcodec.flash.supply import BlockSupply
 from kvcodec.layout import (
     BLOCK_HEADER,
     NO_FRAME,
@@ -40,8 +47,6 @@ _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
 _ERASED = 0xFF
 _UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
 
-_CRC_BYTES: int = SPARE_SLOT["crc"].itemsize  # the first field of a slot: it covers what follows
-
 
 @dataclass
 class _Open:
@@ -51,26 +56,23 @@ class _Open:
     next_unit: int
 
 
-class Device:
+class Device(BlockSupply):
     """One device image, open for reading or for writing.
 
-    Attributes: geometry, uuid, blocks (capacity in erase blocks), counters (of each lane, since the device was made).
+    Attributes: geometry, uuid, counters (of each lane, since the device was made), read_errors (None if no read fails).
     """
 
     def __init__(self, image: Image, superblock: Superblock) -> None:
+        super().__init__(superblock.blocks, image.path)
         self.image = image
         self.geometry: Geometry = superblock.geometry
-        self.uuid, self.blocks = superblock.uuid, superblock.blocks
+        self.uuid = superblock.uuid
         self.counters = {lane: Counters() for lane in Lane}
-        self.erase_counts: dict[int, int] = {}
         self.generation = 0  # the highest one of any block in use
-        self._erased: set[int] = set()
-        self._untouched = 0
         self._open: dict[Lane, _Open] = {}
         self._failed = False
-        self.most_blocks = self.blocks  # that may be in use
-        self.retired: dict[int, RetireCause] = {}
         self.faults: Faults | None = None
+        self.read_errors: ReadErrors | None = None
 
     @classmethod
     def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
@@ -109,6 +111,10 @@ class Device:
 
     def close(self) -> None:
         self.image.close()
+
+    def fail_by(self, faults: Faults) -> None:
+        """Fail from here on as these faults say."""
+        self.faults, self.read_errors = faults, ReadErrors.of(faults, self.uuid, self.geometry)
 
     # -- places ------------------------------------------------------------------------------------------------
 
@@ -176,8 +182,21 @@ class Device:
         slot = self.slots(block)[unit]
         data = self.data(block, unit * size, size)
         known = int(slot["lane"]) in list(Lane)
-        if not known or self._slot_crc(block, unit, data, slot.tobytes()[_CRC_BYTES:]) != int(slot["crc"]):
+        if not known or slot_crc(self.uuid, self._place(block, unit), data, slot.tobytes()[CRC_BYTES:]) != slot["crc"]:
             raise CorruptRecord(self.file_offset(block, unit * size), f"unit {unit} of block {block}: spare checksum")
+        self.sense(block, unit * size, size)
+
+    def sense(self, block: int, offset: int, length: int) -> None:
+        """Have reads of a block's bytes gather and correct their errors (ecc.py). Raises Uncorrectable."""
+        if self.read_errors is None:
+            return
+        first, last = offset // self.geometry.unit_bytes, (offset + length - 1) // self.geometry.unit_bytes
+        found = self.read_errors.read(block, first, last - first + 1, self.erase_counts.get(block, 0))
+        if found is not None:
+            if block not in self.retired:
+                self.failing.setdefault(block, RetireCause.READ)
+            unit, why = found
+            raise Uncorrectable(self.file_offset(block, unit * self.geometry.unit_bytes), block, unit, why)
 
     def generation_of(self, block: int, unit: int) -> int:
         """Generation that a unit was programmed under; 0 if it is erased."""
@@ -232,9 +251,9 @@ class Device:
             raise CorruptRecord(self.file_offset(number), f"header of block {number} belongs to another place")
         return block
 
-    def _slot_crc(self, block: int, unit: int, data: Bytes | bytes, rest: bytes) -> int:
-        place = self.uuid + (block * self.geometry.units_per_block + unit).to_bytes(8, "little")
-        return crc32c(rest, crc32c(data, crc32c(place)))
+    def _place(self, block: int, unit: int) -> int:
+        """Physical number of a unit."""
+        return block * self.geometry.units_per_block + unit
 
     # -- programming -------------------------------------------------------------------------------------------
 
@@ -254,54 +273,30 @@ class Device:
         mean = round(sum(counts.values()) / len(counts)) if counts else 0
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
-    def next_blocks(self, n: int, lane: Lane = Lane.FRESH) -> list[int]:
-        """The n erased blocks that will be opened next in a lane, see order_erased. Raises NoSpace."""
-        if not n:
-            return []
-        fresh = list(itertools.islice((b for b in range(self._untouched, self.blocks) if b not in self.retired), n))
-        candidates = order_erased([*fresh, *self._erased], self.erase_counts, lasting=lane == Lane.KEPT)
-        if self.erased_blocks < n:
-            raise self.no_space(n, self.erased_blocks)
-        return candidates[:n]
-
-    def no_space(self, wanted: int, left: int) -> NoSpace:
-        """The error for erased blocks that are not there: WornOut where blocks had to be retired."""
-        kind = WornOut if self.retired else NoSpace
-        return kind(errno.ENOSPC, f"{wanted} erased blocks wanted, {left} left", str(self.image.path))
-
-    @property
-    def erased_blocks(self) -> int:
-        """How many blocks can be opened."""
-        bad = sum(block >= self._untouched for block in self.retired)
-        erased = len(self._erased) + self.blocks - self._untouched - bad
-        return max(0, min(erased, self.most_blocks - (self.blocks - len(self.retired) - erased)))
-
-    def retire(self, block: int, cause: RetireCause) -> None:
-        """Use a block no more."""
-        self.retired[block] = cause
-        self._erased.discard(block)
-
     def allocate(self, lane: Lane = Lane.FRESH) -> Block:
         """Open the next erased block for programming in a lane, under a generation above every one used before: its
-        header takes the first unit. Raises NoSpace.
+        header takes the first unit. A block whose header can't be programmed is passed over. Raises NoSpace.
         """
-        number = self.next_blocks(1, lane)[0]
-        before = replace(self.counters[lane])
-        block = Block(number, self.generation + 1, self.erase_counts.get(number, 0), before, lane)
-        self._open[lane] = _Open(block, 0)
-        self.program(number, 0, encode_header(block).ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
-        self.generation = block.generation
-        self._erased.discard(number)
-        self._untouched = max(self._untouched, number + 1)
-        self.erase_counts[number] = block.erase_count
-        return block
+        while True:
+            number = self.next_blocks(1, lane)[0]
+            before = replace(self.counters[lane])
+            block = Block(number, self.generation + 1, self.erase_counts.get(number, 0), before, lane)
+            self._open[lane] = _Open(block, 0)
+            self._erased.discard(number)
+            self._untouched = max(self._untouched, number + 1)
+            self.erase_counts[number] = block.erase_count
+            with contextlib.suppress(ProgramFailed):
+                self.program(number, 0, encode_header(block).ljust(self.geometry.unit_bytes, b"\0"), [NO_FRAME])
+                self.generation = block.generation
+                return block
 
     def program(self, block: int, unit: int, data: bytes | Bytes, first_frames: Sequence[int]) -> None:
         """Program whole units of an open block, in one pass. `first_frames`: per unit, the offset in it of the
         first frame that starts there, or NO_FRAME.
 
-        Raises NotErased for a unit that was programmed or is out of order, NoSpace and DeviceError.
-        After a failure in the middle nothing more can be programmed until the log is opened again.
+        Raises ProgramFailed, with all units before that one programmed, and none behind it; the block then takes no
+        more. Raises NotErased for a unit that was programmed or is out of order, NoSpace and DeviceError.
+        After a DeviceError in the middle nothing more can be programmed until the log is opened again.
         """
         size, n = self.geometry.unit_bytes, len(first_frames)
         if self._failed:
@@ -311,19 +306,33 @@ class Device:
             raise NotErased(errno.EINVAL, f"unit {unit} of block {block} is not the next one to program")
         self._refuse_unless_erased(block, unit, n)
         self.reserve(block, unit * size, (unit + n) * size)
-        slots = np.zeros(n, SPARE_SLOT)
-        slots["first_frame"], slots["generation"], slots["lane"] = first_frames, own.block.generation, own.block.lane
-        held, rest = np.frombuffer(data, np.uint8), slots.tobytes()
-        slots["crc"] = [
-            self._slot_crc(block, unit + i, held[i * size : (i + 1) * size], rest[at + _CRC_BYTES : at + SPARE_BYTES])
-            for i, at in enumerate(range(0, n * SPARE_BYTES, SPARE_BYTES))
-        ]
+        held = np.frombuffer(data, np.uint8)
+        slots = encode_slots(self.uuid, own.block, self._place(block, unit), held, first_frames)
+        good = self._takes(own.block, unit, n)
         self._failed = True
-        self.image.write(self.file_offset(block, unit * size), held.data)
-        self.image.write(self._spare_offset(block, unit), slots.tobytes())
+        self._write(block, unit, held[: good * size].data, slots[: good * SPARE_BYTES])
+        if good < n and self.faults is not None:
+            lot = self.faults.seed, block, unit + good, own.block.erase_count
+            self._write(block, unit + good, *spoil_unit(held[good * size : (good + 1) * size], *lot))
         self._failed = False
-        own.next_unit += n
-        self.counters[own.block.lane].programmed += n * size
+        own.next_unit += good
+        self.counters[own.block.lane].programmed += min(n, good + 1) * size
+        if good < n:
+            del self._open[own.block.lane]
+            self.failing[block] = RetireCause.PROGRAM
+            raise ProgramFailed(block, unit + good, str(self.image.path))
+
+    def _takes(self, block: Block, unit: int, units: int) -> int:
+        """How many of these units program before one fails."""
+        if self.faults is None:
+            return units
+        fails = self.faults.fail_to_program(block.number, unit, units, block.erase_count)
+        return int(fails.argmax()) if fails.any() else units
+
+    def _write(self, block: int, unit: int, data: bytes | memoryview, slots: bytes) -> None:
+        """Whole units, or the beginning of one, then their slots."""
+        self.image.write(self.file_offset(block, unit * self.geometry.unit_bytes), data)
+        self.image.write(self._spare_offset(block, unit), slots)
 
     def reserve(self, block: int, start: int, end: int) -> None:
         """Have the disk hold these bytes of a block, and its spare area, before they are programmed."""
@@ -349,6 +358,8 @@ class Device:
         self.image.punch(self._spare_offset(block, 0), self.geometry.stride)
         self.erase_counts[block] = count + 1
         self._erased.add(block)
+        if self.read_errors is not None:
+            self.read_errors.erased(block)
         for lane in [lane for lane, own in self._open.items() if own.block.number == block]:
             del self._open[lane]
 

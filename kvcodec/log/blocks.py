@@ -37,7 +37,8 @@ class BlockOrder:
                 try:
                     block = self._device.block(number)
                 except CorruptRecord:
-                    whole = False  # a writer may be in the middle of its header: look again next time
+                    if number not in self._device.retired:
+                        whole = False  # a writer may be in the middle of its header: look again next time
                     continue
                 if block is not None:
                     found[number] = block

@@ -7,70 +7,33 @@ made the rest of it worthless must be durable as well.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvcodec.errors import CorruptRecord, EraseFailed, NoSpace
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
-from kvcodec.layout import FRAME_OVERHEAD, HEADERS, RECORD_HEADER, Kind, RetireCause
+from kvcodec.layout import HEADERS, RECORD_HEADER, Kind, RetireCause
 from kvcodec.log.blocks import OneBlock
 from kvcodec.log.frame import Record
 from kvcodec.log.freed import freed_records
+from kvcodec.log.keeper import Keeper
 from kvcodec.log.located import Located
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.retired import retired_records
+from kvcodec.log.retiring import body_limit, due_blocks, read_blocks, retire_blocks
 from kvcodec.log.takeup import Writers
-from kvcodec.log.victims import FULL, choose_victim
-from kvcodec.log.walk import Cursor, Span, Walk
+from kvcodec.log.victims import FULL, Victim, choose_victim
+from kvcodec.log.walk import Cursor, Walk
 
 _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
+_SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
 _AT_ONCE = 5  # units of copies that one step makes at most
-
-
-class Keeper(Protocol):
-    """Who knows what is alive."""
-
-    def dead_bytes(self) -> NDArray[np.float64]:
-        """Bytes in each block of the device that are worth nothing, (blocks present,); of a block in which there is
-        nothing else all of it.
-        """
-        ...
-
-    def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
-        """Those of a block's records that are alive."""
-        ...
-
-    def moved(self, copies: Sequence[Located]) -> None:
-        """Records are where these copies of them are."""
-        ...
-
-    def erased(self, block: Block) -> None:
-        """A block is gone."""
-        ...
-
-
-@dataclass
-class _Victim:
-    """A block that is being cleaned. span: its frames, None if it has none. queue: records yet to be copied.
-    has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
-    """
-
-    block: Block
-    span: Span | None
-    queue: deque[Located] = field(default_factory=deque)
-    queue_bytes: int = 0
-    has_runs: bool = False
-    waits_for: int = 0
 
 
 class Cleaner:
@@ -78,23 +41,32 @@ class Cleaner:
 
     def __init__(self, device: Device, log: Log, writers: Writers, keeper: Keeper) -> None:
         self._device, self._log, self._writers, self._keeper = device, log, writers, keeper
-        self._victim: _Victim | None = None
-        self._ready: list[_Victim] = []  # of which nothing is left to be copied
+        self._victim: Victim | None = None
+        self._ready: list[Victim] = []  # of which nothing is left to be copied
         self._spoilt: set[int] = set()  # generations of blocks that can't be cleaned
         self._levelled = False  # whether the last victim was chosen for its wear
+        for writer in writers:
+            writer.moved = keeper.moved
 
     @property
     def reserve(self) -> int:
         """Erased blocks below which cleaning begins."""
-        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks))
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks)) + self._held - _HELD
+
+    @property
+    def _held(self) -> int:
+        """Erased blocks that rows are not given."""
+        faults = self._device.faults
+        return _HELD + (_SPARE if faults is not None and faults.fail_programs else 0)
 
     def keep_room(self, records: Sequence[Record]) -> None:
         """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
         size, block_bytes = _sizes(records), self._device.geometry.block_bytes
         most = 2 * size // block_bytes + 2  # blocks, each at least half full
-        if self._victim is None and not self._ready and self._device.erased_blocks - most > self.reserve:
+        idle = self._victim is None and not self._ready and not due_blocks(self._device)
+        if idle and self._device.erased_blocks - most > self.reserve:
             return
-        needed = self._writers.fresh.count_fresh(records) + _HELD
+        needed = self._writers.fresh.count_fresh(records) + self._held
         with contextlib.suppress(NoSpace):
             self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
             return
@@ -105,7 +77,7 @@ class Cleaner:
 
         A device of few blocks has none to spare for that.
         """
-        left = self._device.erased_blocks - _HELD
+        left = self._device.erased_blocks - self._held
         if self._device.most_blocks < _FEW_BLOCKS or left * self._device.geometry.block_bytes > 2 * _sizes(records):
             return
         needed = self._writers.fresh.count_fresh(records)
@@ -114,9 +86,10 @@ class Cleaner:
 
     def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
+        hurry = free <= self.reserve // 2
         if self._ready:
             self._erase()
-        elif self._victim is not None or (free <= self.reserve and self._begin(urgent=free <= self.reserve // 2)):
+        elif self._victim is not None or self._begin_due(free) or (free <= self.reserve and self._begin(urgent=hurry)):
             self._step(self._share(units))
         for _ in range(self._device.blocks):  # what a block gives may be less than it takes to copy from it
             if self._device.erased_blocks >= needed or not self._clean_one(urgent=True):
@@ -181,25 +154,61 @@ class Cleaner:
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
-                if not is_open and block.generation not in passed and not self._is_gone(walk, block):
+                if not is_open and block.generation not in passed and block.number not in self._device.retired:
                     own = dead[block.number] if block.generation in walk.spans else room
                     found.append((block, max(0.0, 1 - own / room)))
         return found
 
-    def _is_gone(self, walk: Walk, block: Block) -> bool:
-        """Whether a block was retired, and nothing in it counts any more."""
-        if block.number not in self._device.retired:
-            return False
-        span = walk.spans.get(block.generation)
-        return span is None or self._log.freed.covers(block.lane, span.first, span.end)
+    def settle_failures(self) -> bool:
+        """Use blocks that failed no more, once what is alive in them is elsewhere; whether there were any. Durable when
+        it returns. Where there is no room for that they stay as they are.
+        """
+        found = bool(self._device.failing)
+        with contextlib.suppress(NoSpace):
+            while self._device.failing:
+                self.empty(set(self._device.failing))
+        return found
 
-    def retire(self, blocks: Sequence[int], cause: RetireCause) -> None:
-        """Use these blocks no more, of which none is in use; durable when it returns."""
-        for block in blocks:
-            self._device.retire(block, cause)
-        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
-        self._writers.kept.append(retired_records(dict.fromkeys(blocks, cause), limit))
-        self._writers.kept.sync()
+    def scrub(self) -> int:
+        """Read all blocks, and clean those in which many bits flip; how many. Raises NoSpace."""
+        read_blocks(self._device, (block.number for walk in self._log.walks for block in walk.blocks.in_use()))
+        return self.empty(due_blocks(self._device) | self._device.failing.keys())
+
+    def retire(self, causes: Mapping[int, RetireCause]) -> None:
+        """Use these blocks no more, none of which is open; durable when it returns."""
+        self._keeper.moved(retire_blocks(self._device, self._writers, causes))
+
+    def empty(self, numbers: Collection[int]) -> int:
+        """Move what is alive out of these blocks and erase them, or use them no more if they failed. Gives how many of
+        them there were. Raises NoSpace.
+        """
+        if not numbers:
+            return 0
+        while self._victim is not None:
+            self._step(1 << 30)
+        for writer in self._writers:
+            if writer.block is not None and writer.block.number in numbers:
+                writer.begin_block()
+        found = [block for block, _ in self._candidates() if block.number in numbers]
+        for block in found:
+            self._take(block)
+            while self._victim is not None:
+                self._step(1 << 30)
+        self._erase(surely=True)
+        left = {number: cause for number, cause in self._device.failing.items() if number in numbers}
+        self.retire(left)
+        return len(found) + len(set(left) - {block.number for block in found})
+
+    def _begin_due(self, free: int) -> bool:
+        """Begin with a block in which too many bits flip, while there is room for what is alive in it."""
+        due = due_blocks(self._device)
+        if not due or free <= 1:
+            return False
+        for writer in self._writers:
+            if writer.block is not None and writer.block.number in due:
+                writer.begin_block()
+        found = next((block for block, _ in self._candidates() if block.number in due), None)
+        return found is not None and self._take(found)
 
     def _begin(self, *, urgent: bool) -> bool:
         """Choose a block and look at what is alive in it; False if there is none worth it."""
@@ -218,7 +227,7 @@ class Cleaner:
 
     def _take(self, block: Block) -> bool:
         walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
-        victim = _Victim(block, walk.spans.get(block.generation))
+        victim = Victim(block, walk.spans.get(block.generation))
         records = self._read(walk, block)
         if any(int(one.header["kind"]) not in HEADERS for one in records):
             self._spoilt.add(block.generation)  # who knows what they hang on
@@ -247,20 +256,23 @@ class Cleaner:
         left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
         while victim.queue and left > 0:
             one = victim.queue.popleft()
+            left -= _size(one)
+            victim.queue_bytes -= _size(one)
             try:
                 copy, lsn = self._load(one)
             except CorruptRecord:
                 self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
+                victim.has_lost = True
+                if victim.block.number in self._device.failing:
+                    continue
                 self._victim = None
                 return
             copies.append(copy)
             lsns.append(lsn)
-            left -= _size(one)
-            victim.queue_bytes -= _size(one)
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
         if not victim.queue:
-            self._ready.append(victim)
+            self._ready += [] if victim.has_lost else [victim]
             self._victim = None
 
     def _load(self, one: Located) -> tuple[Record, int]:
@@ -281,31 +293,32 @@ class Cleaner:
         runs = [(victim.block.lane, victim.span.first, victim.span.end) for victim in self._ready if victim.span]
         for run in runs:
             self._log.freed.add(*run)
-        limit = (self._device.geometry.block_bytes - FRAME_OVERHEAD) // 4
+        limit = body_limit(self._device)
         if any(victim.has_runs for victim in self._ready):
             runs = list(self._log.freed)
-            kept.append(retired_records(self._device.retired, limit))
+            self._keeper.moved(kept.append(retired_records(self._device.retired, limit)))
         if runs:
             kept.append(freed_records(runs, limit))
         kept.sync()
-        self._erase_ready(limit)
+        self._erase_ready()
 
-    def _erase_ready(self, limit: int) -> None:
-        """Erase what nothing stands against any more; retire what does not erase."""
+    def _erase_ready(self) -> None:
+        """Erase what nothing stands against any more; retire what does not erase, and what failed before."""
         failed = {}
         for victim in self._ready:
             number = victim.block.number
+            if number in self._device.retired:
+                continue
             try:
-                self._device.erase(number)
+                if number not in self._device.failing:
+                    self._device.erase(number)
+                    self._keeper.erased(victim.block)
+                    continue
             except EraseFailed:
-                failed[number] = RetireCause.ERASE
-                self._device.retire(number, RetireCause.ERASE)
-            else:
-                self._keeper.erased(victim.block)
+                pass
+            failed[number] = self._device.failing.get(number, RetireCause.ERASE)
         self._ready.clear()
-        if failed:
-            self._writers.kept.append(retired_records(failed, limit))
-            self._writers.kept.sync()
+        self.retire(failed)
 
 
 def _sizes(records: Sequence[Record]) -> int:

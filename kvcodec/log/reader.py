@@ -157,19 +157,24 @@ class Log:
     # -- one record --------------------------------------------------------------------------------------------
 
     def load(self, place: Place) -> tuple[np.void, Bytes]:
-        """Header and body (a view of the map) of a record, both checked. Raises CorruptRecord, TruncatedLog."""
+        """Header and body (a view of the map) of a record, both checked. Raises CorruptRecord (Uncorrectable, where a
+        device's reads fail), TruncatedLog.
+        """
         base = self.device.file_offset(place.block, place.offset)
-        data = self._waiting(place)
+        data = waiting = self._waiting(place)
         if data is None:
             data = self.device.data(place.block, place.offset, self.device.geometry.block_bytes)
             self.check_unerased(place)
         if data.size < RECORD_HEADER.itemsize:
             raise TruncatedLog(f"{self.device.image.path} ends before byte {base + RECORD_HEADER.itemsize}")
         try:
-            return _read_record(data, base)
+            header, body = _read_record(data, base)
         except (CorruptRecord, UnsupportedVersion):
             self.check_unerased(place)
             raise
+        if self.device.read_errors is not None and waiting is None:
+            self.device.sense(place.block, place.offset, header.itemsize + body.size)
+        return header, body
 
     def load_one(self, one: Located) -> tuple[np.void, Bytes]:
         """`load` of a record whose header is known, and a copy of the body. Raises CorruptRecord too where another

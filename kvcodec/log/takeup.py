@@ -46,8 +46,9 @@ def take_up(device: Device, log: Log) -> Writers:
     if log.report.damage or log.recovery == Recovery.SKIP_DAMAGED:
         raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
     accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
-    stale = [b for b in range(device.present_blocks()) if b not in accepted and _touched(device, b).any()]
     device.retired = log.retired
+    unknown = (b for b in range(device.present_blocks()) if b not in accepted and b not in device.retired)
+    stale = [block for block in unknown if _touched(device, block).any()]
     device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
     fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk)) for walk in log.walks)
     if stale:
@@ -72,6 +73,8 @@ def _next_unit(device: Device, walk: Walk) -> int:
     block = walk.cursor.block
     if block is None:
         return 0
+    if block.number in device.retired:
+        return device.geometry.units_per_block
     used = np.flatnonzero(device.programmed(block.number) | _touched(device, block.number))
     return int(used[-1]) + 1 if used.size else 0
 

@@ -1,14 +1,39 @@
-"""Which erase block to clean next. Arrays in, a number out: the same rules for a device and for a simulation of one."""
+"""Which erase block to clean next: arrays in, a number out, the same rules for a device and for a simulation of one;
+and a block that is being cleaned.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
+
+from kvcodec.flash.block import Block
+from kvcodec.log.located import Located
+from kvcodec.log.walk import Span
 
 _WORN_APART = 0.05  # of the mean of erases that a block may lag behind it before it is cleaned for that alone
 _LEAST_APART = 2
 _EVEN = 3.0  # how much more alive a block may be for each mean of erases that it is behind
 FULL = 0.97  # of a block that is alive: cleaning it gives nothing worth the wear
+
+
+@dataclass
+class Victim:
+    """A block that is being cleaned. span: its frames, None if it has none. queue: records yet to be copied.
+    has_runs: whether it holds FREED records. waits_for: frame of lane FRESH that must be durable before it is erased.
+    has_lost: whether it holds something alive that can't be read any more.
+    """
+
+    block: Block
+    span: Span | None
+    queue: deque[Located] = field(default_factory=deque)
+    queue_bytes: int = 0
+    has_runs: bool = False
+    waits_for: int = 0
+    has_lost: bool = False
 
 
 def choose_victim(

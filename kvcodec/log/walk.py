@@ -311,13 +311,15 @@ class Walk:
         self.device.image.release()
         for block, offset, frame in later:
             if self._continues(frame):
-                self._pass_over(self._range(block, offset, why, "gap"), frame)
+                self._pass_over(self._gap_before(block, offset, why), frame)
                 self._enter(block, offset)
                 return frame
         self._learn(later)
         known = (found for found in later if found.frame.id.number > expected)
         for block, offset, frame in known:
+            gap = self._gap_before(block, offset, why)
             if self._is_freed(expected, frame.id.number) and self._jump(frame):
+                self.report.gaps.append(gap)
                 self._enter(block, offset)
                 return frame
         durable = max((f.id.durable for _, _, f in later), default=0)
@@ -330,12 +332,22 @@ class Walk:
 
     def _learn(self, later: Sequence[Found]) -> None:
         """Take in what frames beyond the cursor say of those that are gone."""
-        for block, _, frame in later:
-            for at, header in frame.records:
+        for found in later:
+            block = found.block
+            for at, header in (record for frame in self._from_unit(found) for record in frame.records):
                 if int(header["kind"]) == Kind.FREED:
                     body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"]))
                     for run in read_freed(header, body, self.device.file_offset(block.number, at)):
                         self.freed.add(*run)
+
+    def _from_unit(self, found: Found) -> Iterator[Frame]:
+        """A frame that a slot pointed at, and those behind it that begin in the same unit."""
+        frame = found.frame
+        with contextlib.suppress(Flaw):
+            yield frame
+            while frame.end // self._unit == found.offset // self._unit:
+                frame = self._read(found.block, frame.end)
+                yield frame
 
     def _pass_over(self, gap: BadRange, frame: Frame) -> None:
         """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
@@ -385,6 +397,13 @@ class Walk:
                     yield Found(block, offset, self._read(block, offset))
                 except Flaw:
                     continue
+
+    def _gap_before(self, block: Block, offset: int, why: str) -> BadRange:
+        """What a writer left behind before it went on at a byte of a block."""
+        gap, here = self._range(block, offset, why, "gap"), self.cursor.block
+        if here is None or here.number == block.number:
+            return gap
+        return replace(gap, end=self.device.file_offset(here.number, self.device.geometry.block_bytes))
 
     def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
         here = self.cursor.block

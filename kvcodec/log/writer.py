@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from kvcodec.errors import DeviceError
+from kvcodec.errors import DeviceError, ProgramFailed
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
@@ -18,6 +19,7 @@ from kvcodec.log.frame import FrameId, Record, count_drops, host_bytes, seal_rec
 from kvcodec.log.located import HEADER_ROOM, Located, Place, RecordTable, fill_table, join_records
 from kvcodec.log.plan import PlannedFrame, plan_frames
 from kvcodec.log.reader import Log
+from kvcodec.log.rewriting import Moves, cut_span, unwritten_frames
 from kvcodec.log.sidecar import LaneEnd
 from kvcodec.log.tail import Tail
 from kvcodec.log.walk import Cursor, Walk
@@ -30,6 +32,7 @@ class LaneWriter:
     """The one writer of a lane; takeup.py makes those of a log.
 
     It goes on in unit `next_unit` of the block where the walk ended, its first frame chained to the last good one.
+    moved: told of records of earlier appends that lie elsewhere now, since their units failed to program.
     """
 
     def __init__(self, device: Device, log: Log, walk: Walk, next_unit: int) -> None:
@@ -38,8 +41,9 @@ class LaneWriter:
         self.durable = walk.cursor.durable
         self.frame_type = FrameType.DATA
         self._number, self._crc, self._drops = walk.cursor.number, walk.cursor.crc, walk.cursor.drops
-        self._session = int.from_bytes(os.urandom(4), "little") or 1
-        self._session_start = self._number + 1
+        self._begin_session()
+        self.moved: Callable[[Sequence[Located]], None] = lambda _records: None
+        self._moves = Moves()
         self._block = walk.cursor.block
         self._programmed_before = walk.totals.programmed  # when the open block was opened
         self._tail = Tail()  # bytes of frames in the unit that is not full yet
@@ -88,13 +92,21 @@ class LaneWriter:
         self._reserve(frames)
         self._failed = True
         self._log.lsn += 0 if lsns else len(records)
-        located = [self._append_frame(frame) for frame in frames]
-        self._program(len(self._tail) // unit)
+        parts = [self._append_frame(frame) for frame in frames]
+        while len(self._tail) >= unit:
+            self._program(len(self._tail) // unit)
         self._witnessed = False
         if self.counters.programmed - self._settled >= _SETTLE_BYTES:
             self.settle()
         self._failed = False
-        return located[0] if len(located) == 1 else self._join(located)
+        return self._tell_moves(parts[0] if len(parts) == 1 else self._join(parts))
+
+    def _tell_moves(self, located: Sequence[Located] = ()) -> Sequence[Located]:
+        """These records where they lie now; others that were moved are told of."""
+        own, others = self._moves.take(located)
+        if others:
+            self.moved(others)
+        return own
 
     def _join(self, located: Sequence[Sequence[Located]]) -> Sequence[Located]:
         """Records of several frames, in order."""
@@ -118,6 +130,7 @@ class LaneWriter:
             self.device.sync()
             self.durable = self._number
         self._failed = False
+        self._tell_moves()
 
     def bytes_from(self, place: Place) -> Bytes | None:
         """Bytes of the open block from a record's place on if some of them wait to be programmed, else None."""
@@ -143,6 +156,11 @@ class LaneWriter:
         self._append_frame(frame)
         self._failed = False
         self.sync()
+
+    def _begin_session(self) -> None:
+        """The next frame is the first one that did not follow the last good one in its place."""
+        self._session = int.from_bytes(os.urandom(4), "little") or 1
+        self._session_start = self._number + 1
 
     def witness(self) -> None:
         """Sync, and let a last frame without records say what is durable: the loss of that is then known as damage.
@@ -186,9 +204,7 @@ class LaneWriter:
     def _append_frame(self, frame: PlannedFrame) -> Sequence[Located]:
         if frame.fresh:
             self._close_unit()
-            self._programmed_before = self.counters.programmed
-            self._block = self.device.allocate(self.lane)
-            self._unit_start = self._pending_from = self._unit
+            self._open_block()
         assert self._block is not None
         offset, size = self._unit_start + len(self._tail), frame.end - frame.offset
         self._walk.note(self._block, offset, self._number + 1, self._number + 1, self._crc)
@@ -197,11 +213,7 @@ class LaneWriter:
         self._number += 1
         self._drops = count_drops(self._drops, (record.kind for _, record in frame.records))
         self._frames, self._frame_end = self._frames + 1, offset + size
-        self.counters.framed += size
-        if self.frame_type == FrameType.COMPACTION:
-            self.counters.compacted += size
-        else:
-            self.counters.host += host
+        self._count(self.frame_type, size, host)
         return located
 
     def _write(self, frame: PlannedFrame, block: Block, offset: int) -> tuple[int, int, Sequence[Located]]:
@@ -223,25 +235,79 @@ class LaneWriter:
         filled = b"".join(header.ljust(HEADER_ROOM, b"\0") for header, _ in sealed)
         return crc, host, RecordTable(fill_table(np.array(places, np.uint64), filled))
 
+    def _open_block(self) -> None:
+        self._programmed_before = self.counters.programmed
+        self._block = self.device.allocate(self.lane)
+        self._unit_start = self._pending_from = self._unit
+
     def _close_unit(self) -> None:
-        if self._tail:
+        while self._tail:  # again, where what it held went into another block
             units = -(-len(self._tail) // self._unit)
             self._tail.extend(units * self._unit - len(self._tail))[:] = 0
             self._program(units)
 
     def _program(self, units: int) -> None:
-        """Program the first `units` of the tail."""
-        if not units:
-            return
+        """Program the first `units` of the tail. Where one fails, what was not wholly programmed is in the tail again,
+        and goes into a fresh block. Raises WornOut if there is none.
+        """
         assert self._block is not None
         unit, first = self._unit, self._unit_start // self._unit
         firsts = [NO_FRAME] * units
         for start in reversed(self._starts):
             if start // unit - first < units:
                 firsts[start // unit - first] = start % unit
-        self.device.program(self._block.number, first, self._tail.first(units * unit), firsts)
-        self._tail.drop(units * unit)
-        self._unit_start += units * unit
+        try:
+            self.device.program(self._block.number, first, self._tail.first(units * unit), firsts)
+        except ProgramFailed as failure:
+            if failure.unit > first:
+                self._advance(failure.unit - first)
+            self._write_elsewhere(self._block)
+        else:
+            self._advance(units)
+
+    def _advance(self, units: int) -> None:
+        """The first `units` of the tail are programmed."""
+        self._tail.drop(units * self._unit)
+        self._unit_start += units * self._unit
         begun = [s for s in self._starts if s < self._unit_start]
         self._pending_from = begun[-1] if begun and self._tail else self._unit_start
         self._starts = [s for s in self._starts if s >= self._unit_start]
+
+    def _write_elsewhere(self, failed: Block) -> None:
+        """Go on in a fresh block, with the frames that are not wholly programmed, as if a crash had torn the first."""
+        held = self.device.data(failed.number, 0, self._unit_start)
+        data = np.concatenate([held, self._tail.rest(0)])
+        starts = {*self._starts, *([self._pending_from] if self._pending_from < self._unit_start else [])}
+        frames = unwritten_frames(data, starts, self._unit_start, failed, self.device.uuid)
+        for frame in frames:
+            self._count(frame.type, -frame.size, -frame.host)
+        self._open_block()
+        self._tail.drop(len(self._tail))
+        self._starts.clear()
+        first = frames[0].frame.id
+        self._number, self._crc, self._drops = first.number - 1, first.previous, first.drops
+        self._begin_session()
+        cut_span(self._walk, failed, first.number)
+        self._frames -= len(frames)
+        now = self.frame_type
+        for frame in frames:
+            places, self.frame_type = iter(frame.places), frame.type
+            for planned in self._plan(frame.records) or [self._plan_empty()]:
+                located = self._append_frame(planned)
+                self._moves.add(list(itertools.islice(places, len(located))), located)
+        self.frame_type = now
+
+    def _count(self, type_: FrameType, size: int, host: int) -> None:
+        """A frame of so many bytes, and of rows in it, or one less."""
+        self.counters.framed += size
+        if type_ == FrameType.COMPACTION:
+            self.counters.compacted += size
+        else:
+            self.counters.host += host
+
+    def _plan_empty(self) -> PlannedFrame:
+        """A frame without records, where there is room for it."""
+        offset = self._unit_start + len(self._tail)
+        fresh = offset + FRAME_OVERHEAD > self.device.geometry.block_bytes
+        offset = self._unit if fresh else offset
+        return PlannedFrame(fresh, offset, offset + FRAME_OVERHEAD, [])

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import Kind, Lane
-from kvcodec.log.cleaner import Keeper
 from kvcodec.log.frame import Record
+from kvcodec.log.keeper import Keeper
 from kvcodec.log.located import Located
 from kvcodec.log.takeup import Writers
 from kvcodec.measure.counted import CountedCleaner, CountedDevice, CountedLog, CountedWriter

@@ -74,11 +74,12 @@ class Mark(NamedTuple):
 class Steadiness:
     """Marks of rounds in which each block was erased once on average.
 
-    Wear is steady once the amplification of the last `rounds` rounds differs from that of the `rounds` before by no
-    more than a hundredth, and no block is in its first `rounds` cycles.
+    Wear is steady once the amplification of the last quarter of all rounds differs from that of the quarter before by
+    no more than a hundredth, and both are `rounds` long or longer. Quarters, since cleaning gets better for hundreds of
+    rounds, as what lasts gathers in blocks of its own, and by too little for a few of them to show it.
     """
 
-    def __init__(self, blocks: int, rounds: int = 8) -> None:
+    def __init__(self, blocks: int, rounds: int = 16) -> None:
         self._blocks, self._rounds = blocks, rounds
         self.marks: list[Mark] = []
 
@@ -89,15 +90,16 @@ class Steadiness:
 
     @property
     def is_steady(self) -> bool:
-        if len(self.marks) < 3 * self._rounds + 1:
+        quarter = (len(self.marks) - 1) // 4
+        if quarter < self._rounds:
             return False
-        before, middle, last = (self.marks[-1 - n * self._rounds] for n in (2, 1, 0))
+        before, middle, last = (self.marks[-1 - n * quarter] for n in (2, 1, 0))
         earlier, later = (_amplification(a, b) for a, b in ((before, middle), (middle, last)))
         return abs(later - earlier) <= 0.01 * earlier
 
     def go_on(self, mark: Mark, appends: int) -> Mark:
-        """What `appends` in all come to if they go on from `mark` as the last 2 x `rounds` rounds did."""
-        since, until = self.marks[-1 - 2 * self._rounds], self.marks[-1]
+        """What `appends` in all come to if they go on from `mark` as the last quarter of all rounds did."""
+        since, until = self.marks[-1 - (len(self.marks) - 1) // 4], self.marks[-1]
         times = (appends - mark.appends) / (until.appends - since.appends)
         rates = (b - a for a, b in zip(since, until, strict=True))
         return Mark(*(round(a + times * rate) for a, rate in zip(mark, rates, strict=True)))

@@ -203,6 +203,12 @@ class LoggedStore:
                 if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
                     raise
         self._enter(located)
+        self._settle_failures()
+
+    def _settle_failures(self) -> None:
+        """Use blocks that failed no more, once what is alive in them is elsewhere."""
+        if self.device.failing and self._cleaner is not None:
+            self._cleaner.settle_failures()
 
     def _drop_oldest(self, spared: set[int]) -> bool:
         """Drop the sequence that was used least recently, if the cap says so and there is another than those spared."""
@@ -222,6 +228,7 @@ class LoggedStore:
     def sync_log(self) -> None:
         """Make what is in the log durable, and leave open rows as they are."""
         self.check_writable().sync()
+        self._settle_failures()
 
     def _enter(self, located: Sequence_[Located]) -> None:
         self.index.enter(located)

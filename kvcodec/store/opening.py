@@ -65,10 +65,10 @@ def open_store(
     cap: bytes that the erase blocks in use of a log that is written may take, dead rows among them, of which a writer
     gets rid by itself. when_full: "refuse" with NoSpace what then finds no room, or "lru": drop sequences, the one that
     was used least recently first. Uses by readers in other processes do not count.
-    faults: of a device that is written: "seed=1,bad=0.02" has blocks that are bad from the factory (of a new log),
-    "weak=0.1,weak_cycles=50" some that fail to erase before they were erased so often; with any of them blocks fail
-    once they were erased as often as they are rated for. Such blocks are retired, which the log records; with too few
-    left, WornOut.
+    faults: how the emulated device fails, a Faults or a text such as "seed=1,bad=0.02,program=1e-5,flips=1e-7": blocks
+    that are bad from the factory (of a new log), or do not erase; units that do not program, or can't be read; bits
+    that flip, and are corrected. With any of them blocks fail once they were erased as often as they are rated for.
+    Blocks that fail are retired, which the log records; with too few left, WornOut.
     k, v, c, kr: codec specs of sequences begun from now on (int4/channel/g64, int4/token/g64, int4/channel/g64, raw);
     residual: newest tokens kept raw (128); sinks: first tokens kept raw for good (4), either of them a number or one
     a stream. spec: a TOML file that says all this, by layer where it wants to; arguments beside it go above it.
@@ -113,8 +113,9 @@ def open_store(
         store.index.dictionaries.pursuit = pursuit
         if own is not None:
             store.index.dictionaries.add(own)
+        if faults is not None:
+            opened.fail_by(Faults.parse(faults))
         if mode != "r":
-            opened.faults = None if faults is None else Faults.parse(faults)
             if cap is not None:
                 store.set_cap(Cap(cap, when_full, opened.geometry))
             store.begin(model, coding, own, embed=embed, grow=grow, growths=growths)

@@ -28,14 +28,15 @@ _COPIES_MAX = 256  # records of which a copy is kept
 
 
 class _Mapped(NamedTuple):
-    """A record that kernels read where it lies in the file: from which byte on, how, from which of its tokens, and the
-    address of its table of rows kept otherwise, or 0.
+    """A record that kernels read where it lies in the file: from which byte on, how, from which of its tokens, the
+    address of its table of rows kept otherwise, or 0, and its bytes.
     """
 
     byte: int
     form: Form
     start: int
     kept: int
+    size: int
 
 
 class StreamPlaces:
@@ -57,6 +58,7 @@ class StreamPlaces:
         self._copied: list[tuple[Extent, Found]] = []  # records among them that no kernel can read in the map
         self._first = self._end = first
         self._blocks: dict[tuple[int, int], Place] = {}
+        self._mapped: list[tuple[Place, int]] = []  # of each place that is known: of which record, and its bytes
         self._waiting: dict[tuple[int, int], Found] = {}
         self._changes = self._extents.changes
 
@@ -104,6 +106,7 @@ class StreamPlaces:
                     form = self._number(mapped.form)
                     rows.append((extent.first, extent.end, mapped.byte, form, mapped.start, mapped.kept))
                     self._blocks[place.block, place.generation] = place
+                    self._mapped.append((place, mapped.size))
                 elif len(self._copied) < _COPIES_MAX:
                     self._copied.append((extent, self._copy(extent)))
                 else:
@@ -126,6 +129,8 @@ class StreamPlaces:
         known = self._known
         lo, hi = np.searchsorted(known.end, first, side="right"), np.searchsorted(known.first, end)
         if lo < hi:
+            if self._log.device.read_errors is not None:
+                self._sense(int(lo), int(hi))
             image = self._log.device.image
             view = image.view(0, image.size)
             found.kept += [view, self._others, *self._trained]
@@ -135,6 +140,11 @@ class StreamPlaces:
         for extent, copy in self._copied:
             if extent.first < end and extent.end > first:
                 found.take(copy)
+
+    def _sense(self, lo: int, hi: int) -> None:
+        """Kernels are about to read the units of these places. Raises Uncorrectable."""
+        for place, size in self._mapped[lo:hi]:
+            self._log.device.sense(place.block, place.offset, size)
 
     def _map(self, extent: Extent) -> _Mapped | None:
         """Where a checked record lies in the map, or None if kernels cannot read it there: its heads lie in several
@@ -161,7 +171,8 @@ class StreamPlaces:
         self._log.check_unerased(part.place)
         if form.bits == 16 and stream.dim % TILE_LANES:
             return None
-        return _Mapped(byte, form, extent.first - coded.first, kept)
+        size = int(header["header_bytes"]) + int(header["body_bytes"])
+        return _Mapped(byte, form, extent.first - coded.first, kept, size)
 
     def _form(self, spec: CodecSpec, tokens: int, *, mixed: bool) -> Form:
         """Form of a GROUP record. Raises MissingDictionary."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvcodec.errors import CorruptRecord
 from kvcodec.layout import SPARE_BYTES, CodecId, Lane
+from kvcodec.store.failures import Failures, count_failures
 from kvcodec.store.index import row_bytes
 from kvcodec.store.reading import count_kinds
 
@@ -63,7 +64,7 @@ class Stats:
     begun: sequences that ever were.
     dictionary: records of dictionaries and codebooks, which are framed and programmed too; dictionaries: hashes of
     their sets;
-    growths: how many of these grew out of others; grown: their records.
+    growths: how many of these grew out of others; grown: their records. failures: of the device.
     """
 
     sequences: tuple[SequenceStats, ...]
@@ -90,6 +91,7 @@ class Stats:
     copied_bytes: int = 0
     compacted_bytes: int = 0
     begun: int = 0
+    failures: Failures = field(default_factory=Failures)
 
     @property
     def bytes_per_number(self) -> float:
@@ -173,6 +175,7 @@ def measure_store(store: Store) -> Stats:
         copied_bytes=kept.programmed - kept.programmed_to_compact,
         compacted_bytes=compacted,
         begun=store.index.last_id,
+        failures=count_failures(device, log),
     )
 
 

@@ -23,7 +23,7 @@ from kvcodec.errors import (
 from kvcodec.layout import DropScope, RetireCause
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import write_sidecar
-from kvcodec.log.takeup import take_up
+from kvcodec.log.takeup import Writers, take_up
 from kvcodec.store.coding import Coding
 from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
@@ -88,7 +88,7 @@ class Store(LoggedStore):
         if self.device.faults is not None and not self.index.models:
             bad = self.device.faults.bad_blocks(self.device.blocks)
             if bad:
-                self._cleaner.retire(bad, RetireCause.FACTORY)
+                self._cleaner.retire(dict.fromkeys(bad, RetireCause.FACTORY))
         if grow:
             from kvcodec.store.growing import Growing  # its kernels are for few logs
 
@@ -113,12 +113,19 @@ class Store(LoggedStore):
                         if self.cap is not None and (records := self.cap.records(self.index)):
                             self.log_records(records)
                     finally:  # what is in the log already becomes durable even if there is no room for more
-                        for writer in self._writers:
-                            writer.witness()
+                        self._witness(self._writers)
                         ends = [writer.end() for writer in self._writers]
                         write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
+
+    def _witness(self, writers: Writers) -> None:
+        assert self._cleaner is not None
+        for writer in writers:
+            writer.witness()
+        if self._cleaner.settle_failures():
+            for writer in writers:
+                writer.witness()
 
     def abandon(self) -> None:
         """Let go of the file without another write, as a crash would."""
@@ -210,6 +217,15 @@ class Store(LoggedStore):
             if not known:
                 self._sequences.pop(number, None)
 
+    def scrub(self) -> int:
+        """Read all blocks of a device whose reads fail (`faults=`), and clean those in which soon more bits will have
+        flipped than can be corrected; how many. Raises NoSpace.
+        """
+        with self.lock:
+            self.check_writable()
+            assert self._cleaner is not None
+            return self._cleaner.scrub()
+
     def sequences(self) -> list[str]:
         """Names of all sequences, in the order in which they were begun."""
         with self.lock:
@@ -240,6 +256,7 @@ class Store(LoggedStore):
                 self._log_open_rows()
             finally:
                 writer.sync()
+                self._settle_failures()
 
     def _log_open_rows(self) -> None:
         """Log the open rows of all sequences; if some find no room, the others still do."""
