@@ -220,8 +220,8 @@ class Cleaner:
         walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
         victim = _Victim(block, walk.spans.get(block.generation))
         records = self._read(walk, block)
-        if any(int(one.header["kind"]) not in HEADERS for one in records):
-            self._spoilt.add(block.generation)  # who knows what they hang on
+        if records is None or any(int(one.header["kind"]) not in HEADERS for one in records):
+            self._spoilt.add(block.generation)  # damaged since, which is to be told of; or who knows what they hang on
             return False
         victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
         victim.queue.extend(self._keeper.choose(block.number, records))
@@ -230,20 +230,24 @@ class Cleaner:
         self._victim = victim
         return True
 
-    def _read(self, walk: Walk, block: Block) -> list[Located]:
-        """All records of a block."""
+    def _read(self, walk: Walk, block: Block) -> list[Located] | None:
+        """All records of a block; None if not all of its frames are there any more."""
         span = walk.spans.get(block.generation)
         if span is None:
             return []
         alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
         alone.blocks = OneBlock(block)
         alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
-        return alone.poll()
+        with contextlib.suppress(CorruptRecord):
+            records = alone.poll()
+            return records if alone.cursor.number == span.end - 1 else None
+        return None
 
     def _step(self, units: int) -> None:
         """Copy up to so many units of what is alive in the victim; with the last of it, free it."""
         victim = self._victim
         assert victim is not None
+        self._victim = None  # until its records are copied: after an error it is begun anew, if at all
         left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
         while victim.queue and left > 0:
             one = victim.queue.popleft()
@@ -251,7 +255,6 @@ class Cleaner:
                 copy, lsn = self._load(one)
             except CorruptRecord:
                 self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
-                self._victim = None
                 return
             copies.append(copy)
             lsns.append(lsn)
@@ -259,14 +262,15 @@ class Cleaner:
             victim.queue_bytes -= _size(one)
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
-        if not victim.queue:
+        if victim.queue:
+            self._victim = victim
+        else:
             self._ready.append(victim)
-            self._victim = None
 
     def _load(self, one: Located) -> tuple[Record, int]:
         """A copy of a record, and its lsn. Raises CorruptRecord."""
-        header, body = self._log.load(one.place)
-        return Record(np.array(header), body.copy()), int(header["lsn"])
+        header, body = self._log.load_one(one)
+        return Record(np.array(header), body), int(header["lsn"])
 
     def _erase(self, *, surely: bool = False) -> None:
         """Erase what is ready, if what that waits for is durable; surely: make it so."""
@@ -293,7 +297,8 @@ class Cleaner:
     def _erase_ready(self, limit: int) -> None:
         """Erase what nothing stands against any more; retire what does not erase."""
         failed = {}
-        for victim in self._ready:
+        while self._ready:  # none of them twice: after an error the block may be in use again
+            victim = self._ready.pop(0)
             number = victim.block.number
             try:
                 self._device.erase(number)
@@ -302,7 +307,6 @@ class Cleaner:
                 self._device.retire(number, RetireCause.ERASE)
             else:
                 self._keeper.erased(victim.block)
-        self._ready.clear()
         if failed:
             self._writers.kept.append(retired_records(failed, limit))
             self._writers.kept.sync()

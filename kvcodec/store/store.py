@@ -112,8 +112,9 @@ class Store(LoggedStore):
                     finally:  # what is in the log already becomes durable even if there is no room for more
                         for writer in self._writers:
                             writer.witness()
-                        ends = [writer.end() for writer in self._writers]
-                        write_sidecar(self.path, self.log, ends, self.known.ordered())
+                        if self._failure is None:
+                            ends = [writer.end() for writer in self._writers]
+                            write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
 
