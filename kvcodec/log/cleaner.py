@@ -181,8 +181,10 @@ class Cleaner:
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
+                known, own = block.generation in walk.spans, dead[block.number]
+                if not known and own < room:
+                    continue  # rows of it are alive: its header is not that of its frames any more
                 if not is_open and block.generation not in passed and not self._is_gone(walk, block):
-                    own = dead[block.number] if block.generation in walk.spans else room
                     found.append((block, max(0.0, 1 - own / room)))
         return found
 
