@@ -13,6 +13,7 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import ShapeError
 from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
+from tests.lives import between, cut_known, read_all, same
 from tests.power import Erase, Recorder, Sync, after_loss, apply
 from tests.test_lifecycle import append, cut, data, join, make, put
 
@@ -82,11 +83,11 @@ class Story:
         elif what == "fork":
             end = lot.randint(0, len(known[name][0][0][0]))
             store.fork(name, f"f{n}", end)
-            known[f"f{n}"] = _cut(known[name], end)
+            known[f"f{n}"] = cut_known(known[name], end)
         elif what == "truncate":
             end = lot.randint(0, len(known[name][0][0][0]))
             store.sequence(name).truncate(end)
-            known[name] = _cut(known[name], end)
+            known[name] = cut_known(known[name], end)
         else:
             rows, gone = known[name]
             end = len(rows[0][0]) // 64 * 64
@@ -111,63 +112,18 @@ class Story:
         most = max(n for n, (_, asked) in enumerate(self.states) if asked <= count) + 1
         allowed = [known for known, _ in self.states[least : most + 1]]
         with kv.open(path) as store:
-            found = _read(store)
-        assert _between(found, allowed), (count, least, most, {n: len(r[0][0][0]) for n, r in found.items()})
+            found = read_all(store)
+        assert between(found, allowed), (count, least, most, {n: len(r[0][0][0]) for n, r in found.items()})
         with kv.open(path, "a") as store:
             store.compact()
             append(store.sequence("new"), data(70, 99))
             store.sync()
         with kv.open(path) as store:
-            again = _read(store)
+            again = read_all(store)
             new = again.pop("new")
-        assert _same(new, (data(70, 99), ()))
+        assert same(new, (data(70, 99), ()))
         assert sorted(again) == sorted(found)
-        assert all(_same(again[name], found[name]) for name in found)
-
-
-def _cut(known, end):
-    rows, gone = known
-    return cut(rows, end), tuple(t for t in gone if t < end)
-
-
-def _read(store):
-    """All sequences: rows that are there, and the tokens that are evicted."""
-    out = {}
-    for sequence in store:
-        gone = tuple(t for first, end in sequence.evicted(0) for t in range(first, end))
-        rows = [[np.zeros((len(sequence), 1, 16), x.dtype) for x in sequence.read(n)] for n in range(2)]
-        left = np.setdiff1d(np.arange(len(sequence)), gone)
-        for n in range(2):
-            for whole, own in zip(rows[n], sequence.read(n), strict=True):
-                whole[left] = own
-        out[sequence.name] = rows, gone
-    return out
-
-
-def _same(found, known, length=None):
-    rows, gone = known
-    if length is not None:
-        rows, gone = _cut(known, length)
-    if len(found[0][0][0]) != len(rows[0][0]) or found[1] != gone:
-        return False
-    left = np.setdiff1d(np.arange(len(rows[0][0])), gone)
-    pairs = ((a, b) for own, wanted in zip(found[0], rows, strict=True) for a, b in zip(own, wanted, strict=True))
-    return all(np.array_equal(a[left].view(np.uint16), b[left].view(np.uint16)) for a, b in pairs)
-
-
-def _between(found, allowed):
-    """Whether each sequence stands as in one of the states, or has some of what was appended to it between them."""
-    names = {name for known in allowed for name in known}
-    return set(found) <= names and all(_is_between(found.get(n), [known.get(n) for known in allowed]) for n in names)
-
-
-def _is_between(own, states):
-    if own is None:
-        return None in states
-    length = len(own[0][0][0])
-    lengths = [0 if state is None else len(state[0][0][0]) for state in states]
-    known = [state for state, most in zip(states, lengths, strict=True) if state is not None and length <= most]
-    return length >= min(lengths) and any(_same(own, state, length) for state in known)
+        assert all(same(again[name], found[name]) for name in found)
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)

@@ -355,7 +355,9 @@ class Device(BlockSupply):
         count = self.erase_counts.get(block, 0)
         if self.faults is not None and self.faults.fails_to_erase(block, count, self.geometry.rated_cycles):
             raise EraseFailed(errno.EIO, f"block {block} did not erase, after {count} times", str(self.image.path))
+        failed, self._failed = self._failed, True
         self.image.punch(self._spare_offset(block, 0), self.geometry.stride)
+        self._failed = failed
         self.erase_counts[block] = count + 1
         self._erased.add(block)
         if self.read_errors is not None:

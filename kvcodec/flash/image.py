@@ -55,7 +55,8 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 class Image:
@@ -69,6 +70,7 @@ class Image:
         self._pages: mmap.mmap | None = None
         self._reserved = (0, 0)
         self._direct = -1
+        self._unsynced = False  # by a sync that failed
         self.published = True
 
     @classmethod
@@ -103,7 +105,8 @@ class Image:
         image = cls(fd, name, writable=True)
         image.published = False
         try:
-            image.lock()
+            with device_errors(path, "create"):
+                image.lock()
         except BaseException:
             image.discard()
             raise
@@ -184,7 +187,8 @@ class Image:
         """
         if self._pages is not None:
             left = len(self._pages) - start
-            self._pages.madvise(mmap.MADV_DONTNEED, start, left if length is None else min(length, left))
+            with contextlib.suppress(OSError):  # the pages then stay
+                self._pages.madvise(mmap.MADV_DONTNEED, start, left if length is None else min(length, left))
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` at `offset`. A failure is final for what it was meant to write."""
@@ -222,7 +226,8 @@ class Image:
 
     def _close_direct(self) -> None:
         if self._direct >= 0:
-            os.close(self._direct)
+            with contextlib.suppress(OSError):
+                os.close(self._direct)
             self._direct = -1
 
     def reserve(self, start: int, end: int, limit: int) -> None:
@@ -258,13 +263,19 @@ class Image:
 
     def sync(self) -> None:
         """fdatasync. A failure is final: the kernel may have dropped the pages, so it is never tried again."""
+        if self._unsynced:
+            raise DeviceError(errno.EIO, "an earlier sync failed; open the log again", str(self.path))
         try:
             os.fdatasync(self.fd())
         except OSError as error:
+            self._unsynced = True
             raise DeviceError(error.errno, f"sync: {error.strerror}", str(self.path)) from error
 
     def close(self) -> None:
-        """Release the lock, the map and the reservation beyond the end of the file."""
+        """Release the lock, the map and the reservation beyond the end of the file.
+
+        What the system refuses to close is closed all the same, and nothing was lost by that: a sync would have told.
+        """
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
@@ -276,4 +287,5 @@ class Image:
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a view of the map that somebody still holds keeps a descriptor alive
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)

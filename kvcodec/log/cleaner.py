@@ -154,8 +154,10 @@ class Cleaner:
         for walk, writer in zip(self._log.walks, self._writers, strict=True):
             for block in walk.blocks.in_use():
                 is_open = writer.block is not None and block.generation == writer.block.generation
+                known, own = block.generation in walk.spans, dead[block.number]
+                if not known and own < room:
+                    continue  # rows of it are alive: its header is not that of its frames any more
                 if not is_open and block.generation not in passed and block.number not in self._device.retired:
-                    own = dead[block.number] if block.generation in walk.spans else room
                     found.append((block, max(0.0, 1 - own / room)))
         return found
 
@@ -229,8 +231,8 @@ class Cleaner:
         walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
         victim = Victim(block, walk.spans.get(block.generation))
         records = self._read(walk, block)
-        if any(int(one.header["kind"]) not in HEADERS for one in records):
-            self._spoilt.add(block.generation)  # who knows what they hang on
+        if records is None or any(int(one.header["kind"]) not in HEADERS for one in records):
+            self._spoilt.add(block.generation)  # damaged since, which is to be told of; or who knows what they hang on
             return False
         victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
         victim.queue.extend(self._keeper.choose(block.number, records))
@@ -239,20 +241,24 @@ class Cleaner:
         self._victim = victim
         return True
 
-    def _read(self, walk: Walk, block: Block) -> list[Located]:
-        """All records of a block."""
+    def _read(self, walk: Walk, block: Block) -> list[Located] | None:
+        """All records of a block; None if not all of its frames are there any more."""
         span = walk.spans.get(block.generation)
         if span is None:
             return []
         alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
         alone.blocks = OneBlock(block)
         alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
-        return alone.poll()
+        with contextlib.suppress(CorruptRecord):
+            records = alone.poll()
+            return records if alone.cursor.number == span.end - 1 else None
+        return None
 
     def _step(self, units: int) -> None:
         """Copy up to so many units of what is alive in the victim; with the last of it, free it."""
         victim = self._victim
         assert victim is not None
+        self._victim = None  # until its records are copied: after an error it is begun anew, if at all
         left, copies, lsns = units * self._device.geometry.unit_bytes, list[Record](), list[int]()
         while victim.queue and left > 0:
             one = victim.queue.popleft()
@@ -262,23 +268,23 @@ class Cleaner:
                 copy, lsn = self._load(one)
             except CorruptRecord:
                 self._spoilt.add(victim.block.generation)  # what can't be copied stays where it is, to be told of
+                if victim.block.number not in self._device.failing:
+                    return
                 victim.has_lost = True
-                if victim.block.number in self._device.failing:
-                    continue
-                self._victim = None
-                return
+                continue
             copies.append(copy)
             lsns.append(lsn)
         if copies:
             self._keeper.moved(self._writers.kept.append(copies, lsns))
-        if not victim.queue:
-            self._ready += [] if victim.has_lost else [victim]
-            self._victim = None
+        if victim.queue:
+            self._victim = victim
+        elif not victim.has_lost:
+            self._ready.append(victim)
 
     def _load(self, one: Located) -> tuple[Record, int]:
         """A copy of a record, and its lsn. Raises CorruptRecord."""
-        header, body = self._log.load(one.place)
-        return Record(np.array(header), body.copy()), int(header["lsn"])
+        header, body = self._log.load_one(one)
+        return Record(np.array(header), body), int(header["lsn"])
 
     def _erase(self, *, surely: bool = False) -> None:
         """Erase what is ready, if what that waits for is durable; surely: make it so."""
@@ -305,7 +311,8 @@ class Cleaner:
     def _erase_ready(self) -> None:
         """Erase what nothing stands against any more; retire what does not erase, and what failed before."""
         failed = {}
-        for victim in self._ready:
+        while self._ready:  # none of them twice: after an error the block may be in use again
+            victim = self._ready.pop(0)
             number = victim.block.number
             if number in self._device.retired:
                 continue
@@ -317,7 +324,6 @@ class Cleaner:
             except EraseFailed:
                 pass
             failed[number] = self._device.failing.get(number, RetireCause.ERASE)
-        self._ready.clear()
         self.retire(failed)
 
 

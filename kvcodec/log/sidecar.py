@@ -78,7 +78,8 @@ def write_sidecar(path: Path, log: Log, ends: Sequence[LaneEnd], located: Sequen
     with contextlib.suppress(OSError):  # a log without its sidecar is whole
         fresh.write_bytes(head.tobytes() + body)
         os.replace(fresh, target)
-    fresh.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        fresh.unlink()
 
 
 def load_sidecar(path: Path, log: Log, *, resume: bool) -> RecordTable:

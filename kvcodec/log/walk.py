@@ -409,4 +409,6 @@ class Walk:
         here = self.cursor.block
         start = self.device.file_offset(here.number, self.cursor.offset) if here else 0
         end = self.device.file_offset(block.number, offset) if block is not None else self.device.image.size
+        if here is not None and end < start:  # the log goes on in a block that lies before this one
+            end = self.device.file_offset(here.number, self.device.geometry.block_bytes)
         return BadRange(start, end, why, kind)

@@ -143,8 +143,7 @@ class LoggedStore:
             try:
                 self._follow()
             except BaseException as error:  # records may be missing from the index now, DROPs among them
-                broken = f"{self.path}: following the log failed, open it again: {error}"
-                self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
+                self._give_up(error)
                 raise
 
     def _follow(self) -> bool:
@@ -185,6 +184,8 @@ class LoggedStore:
         """The writer of what is appended. Raises StoreClosed if there is none."""
         if self._closed or self._writers is None:
             raise StoreClosed(f"{self.path} is {'closed' if self._closed else 'open for reading only'}")
+        if self._failure is not None:
+            raise self._failure
         self.device.image.fd()
         return self._writers.fresh
 
@@ -202,7 +203,7 @@ class LoggedStore:
             except NoSpace:
                 if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
                     raise
-        self._enter(located)
+        self._enter_own(located)
         self._settle_failures()
 
     def _settle_failures(self) -> None:
@@ -215,7 +216,7 @@ class LoggedStore:
         number = self.cap.oldest(self.index, spared) if self.cap is not None and self.cap.lru else None
         if number is None:
             return False
-        self._enter(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
+        self._enter_own(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
         self._sequences.pop(number, None)
         return True
 
@@ -234,6 +235,19 @@ class LoggedStore:
         self.index.enter(located)
         if self.will_write:
             self.known.add(located)
+
+    def _enter_own(self, located: Sequence_[Located]) -> None:
+        """Take in what this writer appended. Where that fails, it can't go on: the log says more than it knows."""
+        try:
+            self._enter(located)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Refuse all use of the store from here on."""
+        broken = f"{self.path}: following the log failed, open it again: {error}"
+        self._failure = error if isinstance(error, KvcodecError) else FormatError(broken)
 
     def touch(self, number: int) -> None:
         """A sequence is used."""

@@ -14,6 +14,7 @@ from kvcodec.errors import LogExists, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
+from kvcodec.flash.image import device_errors
 from kvcodec.layout import CodecId, StreamId
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
@@ -98,8 +99,9 @@ def open_store(
     _check_growth(mode, grow, growths)
     if mode == "w":
         assert model is not None
-        if not overwrite and path.exists():
-            raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
+        with device_errors(path, "create"):
+            if not overwrite and path.exists():
+                raise LogExists(errno.EEXIST, "exists already; ask for overwrite to replace it", str(path))
         policy = coding.policy(model, None, own)  # what can't be honoured is refused before a file is made
         check_pairs(policy, model, ({} if own is None else {own.hash: own}).__getitem__)
         check_room(policy, grow, ({} if own is None else {own.hash: own}).__getitem__)

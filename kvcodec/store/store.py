@@ -114,8 +114,9 @@ class Store(LoggedStore):
                             self.log_records(records)
                     finally:  # what is in the log already becomes durable even if there is no room for more
                         self._witness(self._writers)
-                        ends = [writer.end() for writer in self._writers]
-                        write_sidecar(self.path, self.log, ends, self.known.ordered())
+                        if self._failure is None:
+                            ends = [writer.end() for writer in self._writers]
+                            write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
 

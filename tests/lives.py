@@ -1,0 +1,109 @@
+"""What a log may be found to hold, against plain rows: sequences that are appended to, cut, forked, evicted from and
+dropped, each step planned on a dict and done to a store.
+
+known: by name the rows (a pair of arrays a layer) and the tokens that are evicted.
+"""
+
+import numpy as np
+
+from tests.test_lifecycle import append, cut, data, join
+
+LAYERS = 2
+NOTHING = cut(data(1, 0), 0), ()  # of a sequence that was begun
+
+
+def plan(known, step):
+    """How sequences stand once a step is done. Raises LookupError if it can't be."""
+    what, *how = step
+    known = dict(known)
+    if what in ("truncate", "fork", "evict") and how[-1] > len(known[how[0]][0][0][0]):
+        raise LookupError(step)
+    if what == "append":
+        name, tokens, seed = how
+        rows, gone = known.get(name, NOTHING)
+        known[name] = join(rows, data(tokens, seed)), gone
+    elif what == "drop":
+        del known[how[0]]
+    elif what == "fork":
+        name, new, end = how
+        known[new] = cut_known(known[name], end)
+    elif what == "truncate":
+        name, end = how
+        known[name] = cut_known(known[name], end)
+    elif what == "evict":
+        name, first, end = how
+        rows, gone = known[name]
+        known[name] = rows, tuple(sorted({*gone, *range(first, end)}))
+    return known
+
+
+def perform(store, step):
+    """Do a step to a store."""
+    what, *how = step
+    if what == "append":
+        name, tokens, seed = how
+        append(store.sequence(name), data(tokens, seed))
+    elif what == "drop":
+        store.drop(how[0])
+    elif what == "fork":
+        store.fork(*how)
+    elif what == "truncate":
+        store.sequence(how[0]).truncate(how[1])
+    elif what == "evict":
+        store.sequence(how[0]).evict(*how[1:])
+    else:
+        {"compact": store.compact, "sync": store.sync}[what]()
+
+
+def cut_known(known, end):
+    rows, gone = known
+    return cut(rows, end), tuple(t for t in gone if t < end)
+
+
+def read_all(store):
+    """All sequences: rows that are there, zeros for others, and the tokens that are evicted."""
+    out = {}
+    for sequence in store:
+        gone = tuple(t for first, end in sequence.evicted(0) for t in range(first, end))
+        left = np.setdiff1d(np.arange(len(sequence)), gone)
+        rows = [[_spread(x, left, len(sequence)) for x in sequence.read(n)] for n in range(LAYERS)]
+        out[sequence.name] = rows, gone
+    return out
+
+
+def _spread(rows, tokens, length):
+    out = np.zeros((length, *rows.shape[1:]), rows.dtype)
+    out[tokens] = rows
+    return out
+
+
+def same(found, known, length=None):
+    """Whether a sequence stands as it should, or as it should but for being cut to `length`."""
+    rows, gone = known
+    if length is not None:
+        rows, gone = cut_known(known, length)
+    if len(found[0][0][0]) != len(rows[0][0]) or found[1] != gone:
+        return False
+    left = np.setdiff1d(np.arange(len(rows[0][0])), gone)
+    pairs = ((a, b) for own, wanted in zip(found[0], rows, strict=True) for a, b in zip(own, wanted, strict=True))
+    return all(np.array_equal(a[left].view(np.uint16), b[left].view(np.uint16)) for a, b in pairs)
+
+
+def all_same(found, known):
+    """Whether all sequences stand as they should."""
+    return found.keys() == known.keys() and all(same(found[name], known[name]) for name in known)
+
+
+def between(found, allowed):
+    """Whether each sequence stands as in one of the states, or has some of what was appended to it between them."""
+    names = {name for known in allowed for name in known}
+    return set(found) <= names and all(_is_between(found.get(n), [known.get(n) for known in allowed]) for n in names)
+
+
+def _is_between(own, states):
+    if own is None:
+        return None in states
+    length = len(own[0][0][0])
+    lengths = [0 if state is None else len(state[0][0][0]) for state in states]
+    known = [state for state, most in zip(states, lengths, strict=True) if state is not None and length <= most]
+    return length >= min(lengths) and any(same(own, state, length) for state in known)
