@@ -1,6 +1,6 @@
 meta:
   id: kvlog
-  title: kvcodec log and its index sidecar, version 0
+  title: kvcodec log and its index sidecar, version 1
   file-extension: kvlog
   license: Apache-2.0
   ks-version: '0.11'
@@ -116,7 +116,7 @@ types:
     instances:
       is_possible:
         value: >-
-          magic == [0x89, 0x4b, 0x56, 0x4c, 0x4f, 0x47, 0x0d, 0x0a] and version == 0 and byte_order == 0x0a0b0c0d
+          magic == [0x89, 0x4b, 0x56, 0x4c, 0x4f, 0x47, 0x0d, 0x0a] and version == 1 and byte_order == 0x0a0b0c0d
           and unit_bytes >= 64 and unit_bytes <= 65528 and unit_bytes % 8 == 0
           and page_bytes > 0 and page_bytes % unit_bytes == 0
           and block_bytes >= 2 * unit_bytes and block_bytes <= 0x40000000 and block_bytes % page_bytes == 0
@@ -414,7 +414,7 @@ types:
           expr: _.to_i >= 0x80 and _.to_i != 0xff or _.to_i >= 1 and _.to_i <= 9
       - id: version
         type: u1
-        valid: 0
+        valid: 1
       - id: header_bytes
         type: u2
         valid:
@@ -2141,7 +2141,7 @@ types:
         contents: [0x89, 0x4b, 0x56, 0x49, 0x44, 0x58, 0x0d, 0x0a]
       - id: version
         type: u4
-        valid: 0
+        valid: 1
       - id: records
         type: u4
       - id: uuid

@@ -9,7 +9,7 @@ one, and has no index but lists. It imports nothing of the package, and shares n
 it can be taken along, and read from top to bottom as the documents are: device.md, frame.md, record.md, and then the
 codecs.
 
-It knows all of version 0 but the recovery mode skip-damaged, and checks what a reader has to check to stay safe and to
+It knows all of version 1 but the recovery mode skip-damaged, and checks what a reader has to check to stay safe and to
 give right numbers; of the lists headed "A reader MUST reject" it leaves out limits on numbers that only encoders use.
 """
 
@@ -38,7 +38,7 @@ class BadMagic(LogError):
 
 
 class UnsupportedVersion(LogError):
-    """A version, kind or reserved field that version 0 does not know."""
+    """A version, kind or reserved field that version 1 does not know."""
 
 
 class TruncatedLog(LogError):
@@ -113,6 +113,7 @@ def crc32c(data: bytes, seed: int = 0) -> int:
     return value ^ 0xFFFFFFFF
 
 
+VERSION = 1
 COUNT_LIMIT = 1 << 62
 TOKEN_LIMIT = 1 << 48
 
@@ -149,7 +150,7 @@ def _read_copy(raw: bytes, copy: int) -> Fields:
     if len(raw) < 4096:
         raise TruncatedLog("the file ends within its superblock")
     own = SUPERBLOCK.read(raw)
-    if own.byte_order != 0x0A0B0C0D or own.version != 0:
+    if own.byte_order != 0x0A0B0C0D or own.version != VERSION:
         raise UnsupportedVersion(f"version {own.version}, or the other byte order")
     want(own.crc == crc32c(raw[: SUPERBLOCK.size - 4]) and own["copy"] == copy, "superblock checksum")
     if any(raw[SUPERBLOCK.size :]) or any(own.reserved):
@@ -288,7 +289,7 @@ def read_frame(block: Block, at: int) -> Frame | None:
         return None
     if not all(block.programmed[at // unit : (end - 1) // unit + 1]):
         return None
-    if own.version or own.flags:
+    if own.version != VERSION or own.flags:
         raise UnsupportedVersion(f"frame of version {own.version}, flags {own.flags}")
     want(own.durable < own.number < COUNT_LIMIT and 1 <= own.session_start <= own.number, "numbers of a frame")
     if own.type not in DATA_FRAMES and not own.type & 0x80:
@@ -491,7 +492,7 @@ def read_vouched(path: Path, uuid: bytes) -> tuple[int, int]:
         own = SIDECAR.read(data)
     except (OSError, TruncatedLog):
         return 0, 0
-    good = own.magic == b"\x89KVIDX\r\n" and own.version == 0 and own.lanes == 2 and own.uuid == uuid
+    good = own.magic == b"\x89KVIDX\r\n" and own.version == VERSION and own.lanes == 2 and own.uuid == uuid
     whole = len(data) == SIDECAR.size + 2 * SIDECAR_LANE.size + 144 * own.records and not any(own.reserved)
     if not (good and whole and own.crc == crc32c(data[: SIDECAR.size - 4])):
         return 0, 0
@@ -573,7 +574,7 @@ class Record:
         want(self.end <= last, "a record that is longer than its frame")
         want(own.header_crc == crc32c(data[at + 4 : self._body]), "checksum of a record header")
         want(own.lsn < COUNT_LIMIT and own.sequence < COUNT_LIMIT, "lsn or sequence of a record")
-        if own.version or (own.kind not in HEADERS and not 0x80 <= own.kind < 0xFF):
+        if own.version != VERSION or (own.kind not in HEADERS and not 0x80 <= own.kind < 0xFF):
             raise UnsupportedVersion(f"record of version {own.version}, kind {own.kind}")
         layout = HEADERS.get(own.kind, RECORD)
         want(own.kind not in HEADERS or own.header_bytes == layout.size, "length of a record header")

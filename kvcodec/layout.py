@@ -10,7 +10,7 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 
-FORMAT_VERSION = 0
+FORMAT_VERSION = 1
 SUPERBLOCK_MAGIC = b"\x89KVLOG\r\n"  # the CR LF and the high bit reveal a text-mode transfer
 BYTE_ORDER = 0x0A0B0C0D
 ALIGNMENT = 64  # of group metadata and index streams in a block: one tile row

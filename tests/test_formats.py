@@ -408,8 +408,8 @@ def slug(heading):
 @pytest.mark.parametrize("name", sorted(set(DOCUMENTS) - {"errata.md"}))
 def test_a_document_names_its_version_and_date(name):
     lines = DOCUMENTS[name].splitlines()
-    assert re.fullmatch(r"# .*, version 0", lines[0])
-    assert lines[2].startswith("Version 0, 2026-11-29.")
+    assert re.fullmatch(r"# .*, version 1", lines[0])
+    assert lines[2].startswith("Version 1, 2026-11-30.")
     assert DOCUMENTS[name].index("```") < DOCUMENTS[name].index("## Scope")
     for heading in ("## Scope", "## Change log"):
         assert heading in DOCUMENTS[name]

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvcodec import layout
 from kvcodec.flash.checksum import crc32c
-from kvcodec.layout import FRAME_HEADER, RECORD_HEADER, Kind, StreamId
+from kvcodec.layout import FORMAT_VERSION, FRAME_HEADER, RECORD_HEADER, Kind, StreamId
 from kvcodec.log.frame import FrameId, Record, build_frame
 from kvcodec.store.model import Stream
 from kvcodec.store.records import OpenSpan, step_records
@@ -66,9 +66,9 @@ def _(forge: Forge) -> None:
     forge.steps(2)
 
 
-@CASES.bad("frame-version", "a frame of version 1", "UnsupportedVersion")
+@CASES.bad("frame-version", "a frame of version 2", "UnsupportedVersion")
 def _(forge: Forge) -> None:
-    forge.frame(forge.seal(forged_model().record()), patch=frame_field("version", 1))
+    forge.frame(forge.seal(forged_model().record()), patch=frame_field("version", 2))
 
 
 @CASES.bad("frame-flags", "a flag of a frame is set", "UnsupportedVersion")
@@ -117,14 +117,14 @@ def _(forge: Forge) -> None:
 
 
 def bad_kind(name: str, shows: str, kind: int, error: str, *, frozen: bool = True) -> None:
-    """Register a log with a record of a kind that version 0 does not know."""
+    """Register a log with a record of a kind that version 1 does not know."""
 
     @CASES.forged(name, shows, error, frozen=frozen)
     def _(forge: Forge) -> None:
         forge.begin()
         header = np.zeros((), RECORD_HEADER)
         record = Record(header, b"what a later version may mean")
-        forge.frame(forge.seal(record, kind=kind), forge.seal(forged_step(0)))
+        forge.frame(forge.seal(record, kind=kind, version=FORMAT_VERSION), forge.seal(forged_step(0)))
 
 
 bad_kind("kind-unknown", "a mandatory kind that this version does not know", 0x7F, "UnsupportedVersion")
@@ -136,7 +136,7 @@ bad_kind("kind-skipped", "an unknown kind that a reader may skip", 0x87, "")
 def _(forge: Forge) -> None:
     record = forged_model().record()
     longer = Record(np.zeros((), np.dtype([*RECORD_HEADER.descr, ("more", "V56")])), record.body)
-    forge.frame(forge.seal(longer, kind=Kind.MODEL))
+    forge.frame(forge.seal(longer, kind=Kind.MODEL, version=FORMAT_VERSION))
 
 
 @CASES.bad("record-too-long", "a record that is longer than its frame")
@@ -160,7 +160,7 @@ def _(forge: Forge) -> None:
     forge.frame((header, body), patch=patch)
 
 
-CASES.bad_record("record-version", "a record of version 1", forged_step, "UnsupportedVersion", version=1)
+CASES.bad_record("record-version", "a record of version 2", forged_step, "UnsupportedVersion", version=2)
 CASES.bad_record(
     "record-reserved", "a reserved field of a record is set", forged_step, "UnsupportedVersion", reserved=b"\1"
 )

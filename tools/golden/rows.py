@@ -44,7 +44,7 @@ for _name, _shows, _fields in (
     ("group-bitmap", "a row bitmap", {"bitmap_bytes": 2}),
     ("group-positions", "positions", {"position_bytes": 64}),
 ):
-    CASES.bad_record(_name, f"a GROUP record with {_shows}, which version 0 does not know", forged_group,
+    CASES.bad_record(_name, f"a GROUP record with {_shows}, which version 1 does not know", forged_group,
                      "UnsupportedVersion", frozen=False, **_fields)  # fmt: skip
 CASES.bad_record("group-body", "a GROUP record with a byte too many",
                  lambda: with_body(forged_group(), bytes(forged_group().body) + b"\0"), frozen=False)  # fmt: skip
