@@ -23,9 +23,9 @@ COVERED = {
     f"test_{name}"
     for name in (
         "attention_store", "bounded", "bounded_product", "bulk_verify", "codecs", "coding", "crash", "damage", "device",
-        "dictionary", "durability", "extents", "faults", "formats", "golden", "growing", "identity", "layers",
-        "lifecycle", "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises", "repair", "rows",
-        "shapes", "store",
+        "dictionary", "durability", "extents", "failing_units", "faults", "formats", "golden", "growing", "identity",
+        "layers", "lifecycle", "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises",
+        "repair", "rows", "shapes", "store", "summaries",
     )
 }  # fmt: skip
 
