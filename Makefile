@@ -39,8 +39,9 @@ test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that 
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not campaign' --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --fail-under=95 --include='kvcodec/log/*,kvcodec/flash/*,kvcodec/codecs/*,kvcodec/store/*'
 
+# What passed is in .campaigns: an interrupted run goes on there, as long as the code is the same.
 check: test  ## the long campaigns of the reliability bar, first column
-	$(BIN)/python -m pytest -n $(WORKERS) -m campaign
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed .campaigns/check
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py tests/test_attention_kernels.py
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
@@ -62,8 +63,9 @@ fuzz: .fuzz/ready  ## coverage-guided fuzzing of what reads files and texts of o
 			-artifact_prefix=.fuzz/$$target- .fuzz/found/$$target tests/fuzz/corpus/$$target; \
 	done
 
-soak: check  ## on top of the campaigns, every property test over thousands of fresh examples
-	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign'
+soak: check  ## its second column, and every property test over thousands of fresh examples
+	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign' --passed .campaigns/soaked
+	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed .campaigns/soak
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -86,4 +88,4 @@ wheel: .venv/ready
 	$(BIN)/python -m build
 
 clean:
-	rm -rf .venv .ksy .fuzz build dist demo .coverage .coverage.*
+	rm -rf .venv .ksy .fuzz .campaigns build dist demo .coverage .coverage.*

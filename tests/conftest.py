@@ -1,10 +1,13 @@
-"""Settings of the whole suite: hypothesis finds the same examples in every run, and what coverage is taken of."""
+"""Settings of the whole suite: hypothesis finds the same examples in every run, what coverage is taken of, and how a
+long run goes on where it was interrupted.
+"""
 
-import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.campaigns import SOAK, Passed
 from tests.compiling import compile_in_turn
 
 settings.register_profile(
@@ -15,7 +18,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("soak", settings.get_profile("repeatable"), derandomize=False, max_examples=2000)
-settings.load_profile("soak" if os.environ.get("KVCODEC_SOAK") else "repeatable")
+settings.load_profile("soak" if SOAK else "repeatable")
 
 # Modules of tests of what `make test` wants covered: log, flash, codecs and store. A tracer slows Python, of which
 # tests' twins and campaigns are made, to half its speed: the other modules run without.
@@ -33,8 +36,46 @@ COVERED = {
 compile_in_turn()
 
 
-def pytest_collection_modifyitems(items):
-    """The SIMD levels go first: one worker compiles for them while the others begin in the middle of the rest."""
+def pytest_addoption(parser):
+    parser.addoption("--passed", type=Path, metavar="FILE", help="leave out what passed, as it says; add what does")
+
+
+class Resumed:
+    """Tests that passed before are left out, in all workers alike."""
+
+    def __init__(self, passed):
+        self.passed = passed
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node):
+        node.workerinput["passed"] = self.passed.names
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        """All done before is no failure."""
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.passed.names:
+            session.exitstatus = pytest.ExitCode.OK
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+
+def pytest_configure(config):
+    if config.getoption("passed") and not hasattr(config, "workerinput"):
+        config.passed = Passed(config.getoption("passed"))
+        config.pluginmanager.register(Resumed(config.passed))
+
+
+def pytest_collection_modifyitems(config, items):
+    """What passed before is left out. The SIMD levels go first: one worker compiles for them while the others begin in
+    the middle of the rest.
+    """
+    known = config.workerinput.get("passed", ()) if hasattr(config, "workerinput") else ()
+    if hasattr(config, "passed"):
+        known = config.passed.names
+    if known := set(known):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+        items[:] = [item for item in items if item.nodeid not in known]
     items.sort(key=lambda item: item.path.stem != "test_simd")
     for item in items:
         if item.path.stem not in COVERED:

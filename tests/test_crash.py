@@ -11,6 +11,7 @@ import pytest
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
 from tests.caches import GEOMETRIES, rows, tiny_model
+from tests.campaigns import times
 from tests.children import Child
 
 WORKERS = 4
@@ -38,7 +39,7 @@ def append_for_ever(path, model, write):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("kills", [120, pytest.param(1000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("kills", [120, pytest.param(times(1000, 100_000), marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("shard", range(WORKERS))
 @pytest.mark.parametrize("geometry", ["tlc", "slc", "mlc", "qlc", "nor"])
 def test_kill_9_loses_nothing_that_was_synced(tmp_path, geometry, shard, kills):

@@ -11,6 +11,7 @@ import pytest
 import kvcodec as kv
 from kvcodec.errors import NoSpace, UnknownSequence
 from tests.caches import rows
+from tests.campaigns import times
 from tests.children import Child
 from tests.test_lifecycle import append, cut, data, make
 
@@ -91,7 +92,7 @@ def test_readers_follow_a_writer_that_cleans(tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("shard", range(4))
+@pytest.mark.parametrize("shard", range(times(4, 400)))
 def test_eight_readers_follow_a_writer_that_cleans(tmp_path, shard):
     assert run(tmp_path, seconds=120, readers=8) > 1000, shard
 
@@ -122,6 +123,6 @@ def test_some_kills_of_a_writer_that_cleans(tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("shard", range(8))
-def test_1000_kills_of_a_writer_that_cleans(tmp_path, shard):
+@pytest.mark.parametrize("shard", range(times(8, 800)))
+def test_kills_of_a_writer_that_cleans(tmp_path, shard):
     kill_writers(tmp_path, 1 + shard, 125)

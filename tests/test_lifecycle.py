@@ -8,9 +8,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
@@ -19,6 +26,7 @@ from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.image import Image
 from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
+from tests.campaigns import times
 
 SMALL = "page=256,unit=64,block=4096"
 LAYERS = 2
@@ -487,6 +495,14 @@ TestAnyOrder = Life.TestCase
 TestAnyOrder.settings = settings(
     max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shard", range(times(100, 10_000)))
+def test_any_order_of_20_times_100_steps(shard):
+    machine = seed(shard)(type("Life", (Life,), {}))
+    long = {"max_examples": 20, "stateful_step_count": 100, "derandomize": False, "database": None}
+    run_state_machine_as_test(machine, settings=settings(TestAnyOrder.settings, **long))
 
 
 # -- a cap ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import ShapeError
 from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
+from tests.campaigns import SOAK
 from tests.lives import between, cut_known, read_all, same
 from tests.power import Erase, Recorder, Sync, after_loss, apply
 from tests.test_lifecycle import append, cut, data, join, make, put
@@ -24,7 +25,7 @@ GEOMETRIES = {
     "page=64,unit=64,block=8192": 24 * 8192,
     "page=1024,unit=256,block=32768": 16 * 32768,
 }
-SHARDS = 8
+SHARDS, PAIR_SHARDS = 8, 80
 SAMPLE = 40  # of the places where power fails, in the tests that always run
 
 
@@ -105,25 +106,54 @@ class Story:
 
     def check(self, count, image):
         """That a log is as it may be once power failed behind `count` things of those asked, and can be written."""
-        path = self.path.with_name("lost")
-        path.write_bytes(image)
-        sidecar_path(path).unlink(missing_ok=True)
+        path = self._lay(image)
         least = max(state for state, asked in self.acknowledged if asked <= count)
         most = max(n for n, (_, asked) in enumerate(self.states) if asked <= count) + 1
         allowed = [known for known, _ in self.states[least : most + 1]]
         with kv.open(path) as store:
             found = read_all(store)
         assert between(found, allowed), (count, least, most, {n: len(r[0][0][0]) for n, r in found.items()})
+        self._write_on(path)
+        assert self._go_on_from(path, found) == 70
+
+    def check_twice(self, image, chosen, lot=None):
+        """That what a log holds outlasts a second loss of power while a writer takes it up, cleans and appends.
+
+        chosen: of how many things asked then it picks those behind which power fails.
+        """
+        path = self._lay(image)
+        with kv.open(path) as store:
+            found = read_all(store)
+        second = Recorder()
+        with second.recording():
+            self._write_on(path)
+        for count in chosen(len(second.asked)):
+            self._go_on_from(self._lay(after_loss(image, second.asked, count, self.unit, lot)), found)
+
+    def _lay(self, image):
+        path = self.path.with_name("lost")
+        path.write_bytes(image)
+        sidecar_path(path).unlink(missing_ok=True)
+        return path
+
+    @staticmethod
+    def _write_on(path):
         with kv.open(path, "a") as store:
             store.compact()
             append(store.sequence("new"), data(70, 99))
             store.sync()
+
+    @staticmethod
+    def _go_on_from(path, found):
+        """How much there is of what was appended since; the rest is as it was found."""
         with kv.open(path) as store:
             again = read_all(store)
-            new = again.pop("new")
-        assert same(new, (data(70, 99), ()))
+            rows, gone = again.pop("new", (cut(data(70, 99), 0), ()))
+        length = len(rows[0][0])
+        assert same((rows, gone), (cut(data(70, 99), length), ()))
         assert sorted(again) == sorted(found)
         assert all(same(again[name], found[name]) for name in found)
+        return length
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)
@@ -179,3 +209,22 @@ def test_power_fails_at_every_program_and_erase(story, shard, out_of_order):
     for count in places(story, shard, SHARDS):
         own = random.Random(count) if out_of_order else None
         story.check(count, after_loss(story.before, story.asked, count, story.unit, own))
+
+
+@pytest.mark.parametrize("out_of_order", [False, True])
+def test_power_fails_twice_here_and_there(story, out_of_order):
+    lot = random.Random(11)
+    for count in lot.sample(range(1, len(story.asked) + 1), 2):
+        image = after_loss(story.before, story.asked, count, story.unit, lot if out_of_order else None)
+        story.check_twice(image, lambda asked: lot.sample(range(1, asked + 1), 4), lot if out_of_order else None)
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not SOAK, reason="every pair of losses is for `make soak`")
+@pytest.mark.parametrize("out_of_order", [False, True])
+@pytest.mark.parametrize("shard", range(PAIR_SHARDS))
+def test_power_fails_at_every_pair_of_places(story, shard, out_of_order):
+    for count in places(story, shard, PAIR_SHARDS):
+        lot = random.Random(count) if out_of_order else None
+        image = after_loss(story.before, story.asked, count, story.unit, lot)
+        story.check_twice(image, lambda asked: range(1, asked + 1), lot)

@@ -14,6 +14,7 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import CorruptRecord, KvcodecError, ShapeError
 from kvcodec.log.recover import Recovery
 from kvcodec.log.sidecar import sidecar_path
+from tests.campaigns import times
 from tests.device_faults import KINDS, FaultyDevice
 from tests.lives import between, perform, plan, read_all, same
 from tests.test_lifecycle import append, data, make
@@ -22,7 +23,7 @@ GEOMETRIES = ["page=256,unit=64,block=8192", "page=512,unit=512,block=8192", "pa
 BLOCKS = 30
 SESSIONS, STEPS = 3, 14
 MOST_TOKENS = 400
-SIMULATIONS, SHARDS = 1000, 8
+SIMULATIONS, SHARDS = times(1000, 10_000), times(8, 80)
 SAMPLE = 24  # of seeds, in the tests that always run
 
 
@@ -218,7 +219,7 @@ def test_some_faults_are_harmless_or_told_of(tmp_path, shard):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_1000_faults_are_harmless_or_told_of(tmp_path, shard):
+def test_faults_are_harmless_or_told_of(tmp_path, shard):
     for seed in range(shard, SIMULATIONS, SHARDS):
         simulate(tmp_path, seed)
         shutil.rmtree(tmp_path / str(seed))
