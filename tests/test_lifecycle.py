@@ -206,7 +206,8 @@ def test_compaction_counts_apart_from_cleaning(tmp_path):
         last = store.stats()
         assert last.host_bytes > after.host_bytes
     for sidecar in (True, False):
-        sidecar_path(path).unlink() if not sidecar else None
+        if not sidecar:
+            sidecar_path(path).unlink()
         with kv.open(path) as store:
             found = store.stats()
         for name in ("host_bytes", "framed_bytes"):

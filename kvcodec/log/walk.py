@@ -311,13 +311,13 @@ class Walk:
         self.device.image.release()
         for block, offset, frame in later:
             if self._continues(frame):
-                self._pass_over(self._gap_before(block, offset, why), frame)
+                self._pass_over(self._range(block, offset, why, "gap"), frame)
                 self._enter(block, offset)
                 return frame
         self._learn(later)
         known = (found for found in later if found.frame.id.number > expected)
         for block, offset, frame in known:
-            gap = self._gap_before(block, offset, why)
+            gap = self._range(block, offset, why, "gap")
             if self._is_freed(expected, frame.id.number) and self._jump(frame):
                 self.report.gaps.append(gap)
                 self._enter(block, offset)
@@ -398,17 +398,13 @@ class Walk:
                 except Flaw:
                     continue
 
-    def _gap_before(self, block: Block, offset: int, why: str) -> BadRange:
-        """What a writer left behind before it went on at a byte of a block."""
-        gap, here = self._range(block, offset, why, "gap"), self.cursor.block
-        if here is None or here.number == block.number:
-            return gap
-        return replace(gap, end=self.device.file_offset(here.number, self.device.geometry.block_bytes))
-
     def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
+        """From the cursor to a byte of a block, or to the end of the file. A gap ends with the cursor's block, and so
+        does what goes on in one that lies before that: what is between in the file is not part of it.
+        """
         here = self.cursor.block
         start = self.device.file_offset(here.number, self.cursor.offset) if here else 0
         end = self.device.file_offset(block.number, offset) if block is not None else self.device.image.size
-        if here is not None and end < start:  # the log goes on in a block that lies before this one
+        if here is not None and block is not None and (end < start or (kind == "gap" and block.number != here.number)):
             end = self.device.file_offset(here.number, self.device.geometry.block_bytes)
         return BadRange(start, end, why, kind)

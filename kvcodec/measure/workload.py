@@ -89,17 +89,21 @@ class Steadiness:
             self.marks.append(mark)
 
     @property
+    def _quarter(self) -> int:
+        """Of all rounds."""
+        return (len(self.marks) - 1) // 4
+
+    @property
     def is_steady(self) -> bool:
-        quarter = (len(self.marks) - 1) // 4
-        if quarter < self._rounds:
+        if self._quarter < self._rounds:
             return False
-        before, middle, last = (self.marks[-1 - n * quarter] for n in (2, 1, 0))
+        before, middle, last = (self.marks[-1 - n * self._quarter] for n in (2, 1, 0))
         earlier, later = (_amplification(a, b) for a, b in ((before, middle), (middle, last)))
         return abs(later - earlier) <= 0.01 * earlier
 
     def go_on(self, mark: Mark, appends: int) -> Mark:
         """What `appends` in all come to if they go on from `mark` as the last quarter of all rounds did."""
-        since, until = self.marks[-1 - (len(self.marks) - 1) // 4], self.marks[-1]
+        since, until = self.marks[-1 - self._quarter], self.marks[-1]
         times = (appends - mark.appends) / (until.appends - since.appends)
         rates = (b - a for a, b in zip(since, until, strict=True))
         return Mark(*(round(a + times * rate) for a, rate in zip(mark, rates, strict=True)))
