@@ -60,6 +60,12 @@ class Resumed:
             self.passed.add(report.nodeid)
 
 
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.section("passed with the code as it is, in this run or before")
+        for line in self.passed.summary():
+            terminalreporter.write_line(line)
+
+
 def pytest_configure(config):
     if config.getoption("passed") and not hasattr(config, "workerinput"):
         config.passed = Passed(config.getoption("passed"))
