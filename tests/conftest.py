@@ -59,7 +59,6 @@ class Resumed:
         if report.when == "call" and report.passed:
             self.passed.add(report.nodeid)
 
-
     def pytest_terminal_summary(self, terminalreporter):
         terminalreporter.section("passed with the code as it is, in this run or before")
         for line in self.passed.summary():
