@@ -17,13 +17,14 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import RECORD_HEADER, Kind, Lane, RetireCause
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import read_record_header
 from kvcodec.log.freed import FreedFrames, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable
 from kvcodec.log.order import order_records
 from kvcodec.log.recover import Recovery, Report
 from kvcodec.log.retired import read_retired
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Walk
 
 __all__ = ["NOWHERE", "Cursor", "Located", "Log", "News", "Pending", "Place"]
 
