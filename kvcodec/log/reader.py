@@ -122,6 +122,8 @@ class Log:
 
     def _walk_kept(self, *, careful: bool) -> Sequence[Located]:
         found = self.kept.poll() if careful else self.kept.poll_table()
+        if not len(found):
+            return found
         kinds = found.kinds if isinstance(found, RecordTable) else [int(one.header["kind"]) for one in found]
         for n in np.flatnonzero(np.isin(np.asarray(kinds, int), (Kind.FREED, Kind.RETIRED))).tolist():
             self.learn(found[n])
