@@ -193,7 +193,7 @@ def _frames(walk):
         offset, number = (span.offset, span.first) if span else (0, 0)
         while span and number < span.end:
             try:
-                frame = walk._read(block, offset)
+                frame = walk.frames.read(block, offset)
             except Flaw:
                 frame = None
             if frame is None or frame.id.number != number:

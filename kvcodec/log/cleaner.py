@@ -16,6 +16,7 @@ from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.layout import HEADERS, RECORD_HEADER, Kind, RetireCause
 from kvcodec.log.blocks import OneBlock
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import Record
 from kvcodec.log.freed import freed_records
 from kvcodec.log.keeper import Keeper
@@ -26,7 +27,7 @@ from kvcodec.log.retired import retired_records
 from kvcodec.log.retiring import body_limit, due_blocks, read_blocks, retire_blocks
 from kvcodec.log.takeup import Writers
 from kvcodec.log.victims import FULL, Victim, choose_victim
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Walk
 
 _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
@@ -247,7 +248,7 @@ class Cleaner:
         if span is None:
             return []
         alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
-        alone.blocks = OneBlock(block)
+        alone.frames.blocks = OneBlock(block)
         alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
         with contextlib.suppress(CorruptRecord):
             records = alone.poll()

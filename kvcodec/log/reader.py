@@ -17,13 +17,14 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import RECORD_HEADER, Kind, Lane, RetireCause
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import read_record_header
 from kvcodec.log.freed import FreedFrames, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable
 from kvcodec.log.order import order_records
 from kvcodec.log.recover import Recovery, Report
 from kvcodec.log.retired import read_retired
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Walk
 
 __all__ = ["NOWHERE", "Cursor", "Located", "Log", "News", "Pending", "Place"]
 
@@ -121,6 +122,8 @@ class Log:
 
     def _walk_kept(self, *, careful: bool) -> Sequence[Located]:
         found = self.kept.poll() if careful else self.kept.poll_table()
+        if not len(found):
+            return found
         kinds = found.kinds if isinstance(found, RecordTable) else [int(one.header["kind"]) for one in found]
         for n in np.flatnonzero(np.isin(np.asarray(kinds, int), (Kind.FREED, Kind.RETIRED))).tolist():
             self.learn(found[n])

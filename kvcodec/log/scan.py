@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,9 @@ from kvcodec.layout import (
     align,
     frame_magic,
 )
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import frame_seed
 from kvcodec.log.located import HEADER_ROOM, RecordTable, fill_table
-
-if TYPE_CHECKING:
-    from kvcodec.log.reader import Cursor
 
 _CODES = {"|u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q"}
 

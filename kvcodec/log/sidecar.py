@@ -29,9 +29,10 @@ from kvcodec.layout import (
     Kind,
     Lane,
 )
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.located import Located, RecordTable, join_records
 from kvcodec.log.reader import Log
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Walk
 
 
 def sidecar_path(path: Path) -> Path:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.flash.block import Block
+from kvcodec.log.cursor import Span
 from kvcodec.log.located import Located
-from kvcodec.log.walk import Span
 
 _WORN_APART = 0.05  # of the mean of erases that a block may lag behind it before it is cleaned for that alone
 _LEAST_APART = 2

@@ -8,47 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-import numpy as np
-
-from kvcodec.errors import CorruptRecord, UnsupportedVersion
+from kvcodec.errors import CorruptRecord
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
-from kvcodec.layout import FREED_HEADER, NO_FRAME, FrameType, Kind, Lane
+from kvcodec.layout import FrameType, Lane
 from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.broken import Broken
-from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop, read_frame
-from kvcodec.log.freed import FreedFrames, read_freed
+from kvcodec.log.cursor import Cursor, Span
+from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop
+from kvcodec.log.freed import FreedFrames
+from kvcodec.log.lane_frames import LaneFrames
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable, join_records
 from kvcodec.log.recover import BadRange, Found, Recovery, Report, alive
 from kvcodec.log.scan import Scanned, scan_frames
-
-
-@dataclass
-class Cursor:
-    """The end of the walk: the next frame is expected at byte `offset` of `block`."""
-
-    block: Block | None = None
-    offset: int = 0
-    number: int = 0
-    crc: int = 0
-    durable: int = 0
-    session: int = 0
-    drops: int = 0
-
-
-class Span(NamedTuple):
-    """The frames of a block that the walk accepted: at which byte the first one begins, its number, the number of the
-    frame behind the last, and the CRC of the frame before.
-    """
-
-    offset: int
-    first: int
-    end: int
-    previous: int
-
 
 _FEW = 8  # frames that are read with care before a scan is worth beginning
 
@@ -77,7 +51,12 @@ class Walk:
         self.known_durable = 0  # a frame number that the sidecar vouches for
         self.stopped = self._skipped = False
         self.broken: list[Broken] = []  # where frames were skipped
-        self.blocks = BlockOrder(device, lane)
+        self.frames = LaneFrames(device, lane)
+
+    @property
+    def blocks(self) -> BlockOrder:
+        """Those of the lane."""
+        return self.frames.blocks
 
     # -- walking -----------------------------------------------------------------------------------------------
 
@@ -139,9 +118,9 @@ class Walk:
             self._count_scanned(found)
             yield found.table
             self._skip_padding(block)
-            if self._programmed_from(block, self.cursor.offset // self._unit):
+            if self.frames.any_from(block, self.cursor.offset // self.frames.unit):
                 return
-            block, offset = self.blocks.following(block), self._unit
+            block, offset = self.blocks.following(block), self.frames.unit
 
     def note(self, block: Block, offset: int, first: int, last: int, previous: int) -> None:
         """Frames first … last, the first of them at byte `offset`, belong to a block."""
@@ -173,7 +152,7 @@ class Walk:
         """Cumulative bytes up to the cursor; of the open block all units that were programmed."""
         block = self.cursor.block
         units = int(self.device.programmed(block.number).sum()) if block else 0
-        return replace(self.totals, programmed=self.totals.programmed + units * self._unit)
+        return replace(self.totals, programmed=self.totals.programmed + units * self.frames.unit)
 
     def _enter(self, block: Block, offset: int) -> None:
         """Set the cursor into a block; totals then are those before it."""
@@ -204,46 +183,30 @@ class Walk:
             block = self.cursor.block
             if block is not None:
                 self._skip_padding(block)
-                if self._programmed_from(block, self.cursor.offset // self._unit):
+                if self.frames.any_from(block, self.cursor.offset // self.frames.unit):
                     return False
             following = self.blocks.following(block)
             if following is None:
                 return True
-            if not self._programmed_from(following, 1):
+            if not self.frames.any_from(following, 1):
                 later = (b for b in self.blocks.in_use() if b.generation > following.generation)
-                return not any(self._programmed_from(b, 1) for b in later)
+                return not any(self.frames.any_from(b, 1) for b in later)
             if not self._first_continues(following):
-                if block is not None and self._programmed_from(block, self.cursor.offset // self._unit):
+                if block is not None and self.frames.any_from(block, self.cursor.offset // self.frames.unit):
                     return False  # a writer went on here before it began the next one
                 if not self._jump_to(following) and block is not None:
                     return False
-            self._enter(following, self._unit)
-
-    def _programmed_from(self, block: Block, unit: int) -> bool:
-        """Whether any unit from `unit` on is programmed; the next one mostly tells."""
-        near = self.device.programmed(block.number, unit, min(2, self.device.geometry.units_per_block - unit))
-        return bool(near.any() or self.device.programmed(block.number, unit).any())
-
-    @property
-    def _unit(self) -> int:
-        return self.device.geometry.unit_bytes
+            self._enter(following, self.frames.unit)
 
     def _skip_padding(self, block: Block) -> None:
-        inside = self.cursor.offset % self._unit
+        inside = self.cursor.offset % self.frames.unit
         if inside:
-            rest = self.device.data(block.number, self.cursor.offset, self._unit - inside)
-            if rest.size == self._unit - inside and not rest.any():
+            rest = self.device.data(block.number, self.cursor.offset, self.frames.unit - inside)
+            if rest.size == self.frames.unit - inside and not rest.any():
                 self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
 
-    def _first_frame(self, block: Block) -> Frame | None:
-        """The frame at the beginning of a block; None if there is none that is good."""
-        try:
-            return self._read(block, self._unit)
-        except Flaw:
-            return None
-
     def _first_continues(self, block: Block) -> bool:
-        frame = self._first_frame(block)
+        frame = self.frames.first_of(block)
         return frame is not None and self._continues(frame)
 
     def _jump_to(self, block: Block) -> bool:
@@ -251,7 +214,7 @@ class Walk:
 
         Where nothing is programmed any more behind the cursor, they were in blocks between it and that one.
         """
-        frame = self._first_frame(block)
+        frame = self.frames.first_of(block)
         return frame is not None and self._jump(frame)
 
     def _jump(self, frame: Frame) -> bool:
@@ -277,44 +240,25 @@ class Walk:
     def _read_here(self) -> Frame:
         if self.cursor.block is None:
             raise Flaw("the first block does not begin with the first frame")
-        frame = self._read(self.cursor.block, self.cursor.offset)
+        frame = self.frames.read(self.cursor.block, self.cursor.offset)
         if not self._continues(frame):
             raise Flaw(f"frame {frame.id.number} does not continue frame {self.cursor.number}")
         return frame
-
-    def _read(self, block: Block, offset: int) -> Frame:
-        """The frame at a byte of a block. Raises Flaw, also where the block was erased meanwhile."""
-        data = self.device.data(block.number, 0, self.device.geometry.block_bytes)
-        base, first = self.device.file_offset(block.number), offset // self._unit
-        try:
-            frame = read_frame(data, offset, generation=block.generation, uuid=self.device.uuid, base=base)
-        except (CorruptRecord, UnsupportedVersion):
-            self._refuse_erased(block, first)
-            raise
-        last = (frame.end - 1) // self._unit
-        if not self.device.programmed(block.number, first, last - first + 1).all():
-            raise Flaw("the frame reaches into a unit that is not programmed")
-        self._refuse_erased(block, first)
-        return frame
-
-    def _refuse_erased(self, block: Block, unit: int) -> None:
-        """Raises Flaw if neither the block's first slot nor this unit's, of which one may be damaged, is as it was."""
-        if all(self.device.generation_of(block.number, own) != block.generation for own in (0, unit)):
-            raise Flaw("the block was erased")
 
     # -- bad places --------------------------------------------------------------------------------------------
 
     def _after_flaw(self, why: str) -> Frame | None:
         """A gap left on purpose, a torn tail, or damage: the frame to go on with, or None."""
         expected = self.cursor.number + 1
-        later = list(self._later_frames())
+        later = list(self.frames.beyond(self.cursor.block, self.cursor.offset))
         self.device.image.release()
         for block, offset, frame in later:
             if self._continues(frame):
                 self._pass_over(self._range(block, offset, why, "gap"), frame)
                 self._enter(block, offset)
                 return frame
-        self._learn(later)
+        for run in (run for found in later for run in self.frames.freed_by(found)):
+            self.freed.add(*run)
         known = (found for found in later if found.frame.id.number > expected)
         for block, offset, frame in known:
             gap = self._range(block, offset, why, "gap")
@@ -329,25 +273,6 @@ class Walk:
         with contextlib.suppress(Flaw):
             return self._read_here()  # a live writer finished it while we looked further
         return self._damaged(why, later)
-
-    def _learn(self, later: Sequence[Found]) -> None:
-        """Take in what frames beyond the cursor say of those that are gone."""
-        for found in later:
-            block = found.block
-            for at, header in (record for frame in self._from_unit(found) for record in frame.records):
-                if int(header["kind"]) == Kind.FREED:
-                    body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"]))
-                    for run in read_freed(header, body, self.device.file_offset(block.number, at)):
-                        self.freed.add(*run)
-
-    def _from_unit(self, found: Found) -> Iterator[Frame]:
-        """A frame that a slot pointed at, and those behind it that begin in the same unit."""
-        frame = found.frame
-        with contextlib.suppress(Flaw):
-            yield frame
-            while frame.end // self._unit == found.offset // self._unit:
-                frame = self._read(found.block, frame.end)
-                yield frame
 
     def _pass_over(self, gap: BadRange, frame: Frame) -> None:
         """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
@@ -380,23 +305,6 @@ class Walk:
             self.broken.append(Broken(here.block, following, here.offset, here.number + 1, here.crc, frame.id))
         self._enter(block, offset)
         return frame
-
-    def _later_frames(self) -> Iterator[Found]:
-        """Good frames beyond the cursor that the spare slots point at, in log order."""
-        here = self.cursor.block
-        for block in self.blocks.in_use():
-            if here is not None and block.generation < here.generation:
-                continue
-            firsts = self.device.slots(block.number)["first_frame"]
-            programmed = self.device.programmed(block.number)[: len(firsts)]
-            for unit in np.flatnonzero(programmed & (firsts != NO_FRAME)):
-                offset = int(unit) * self._unit + int(firsts[unit])
-                if here is not None and block.generation == here.generation and offset < self.cursor.offset:
-                    continue
-                try:
-                    yield Found(block, offset, self._read(block, offset))
-                except Flaw:
-                    continue
 
     def _range(self, block: Block | None, offset: int, why: str, kind: str) -> BadRange:
         """From the cursor to a byte of a block, or to the end of the file. A gap ends with the cursor's block, and so

@@ -15,6 +15,7 @@ from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import FRAME_OVERHEAD, NO_FRAME, FrameType
+from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import FrameId, Record, count_drops, host_bytes, seal_record, write_frame
 from kvcodec.log.located import HEADER_ROOM, Located, Place, RecordTable, fill_table, join_records
 from kvcodec.log.plan import PlannedFrame, plan_frames
@@ -22,7 +23,7 @@ from kvcodec.log.reader import Log
 from kvcodec.log.rewriting import Moves, cut_span, unwritten_frames
 from kvcodec.log.sidecar import LaneEnd
 from kvcodec.log.tail import Tail
-from kvcodec.log.walk import Cursor, Walk
+from kvcodec.log.walk import Walk
 
 _MANY = 32  # records of a frame that are better located as rows of one table
 _SETTLE_BYTES = 16 << 20  # programmed without a sync, after which later frames shall vouch for them

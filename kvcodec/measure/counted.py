@@ -136,7 +136,7 @@ class CountedLog(Log):
     def __init__(self, device: CountedDevice) -> None:
         super().__init__(device)
         for walk in self.walks:
-            walk.blocks = _CountedOrder(device, walk.lane)
+            walk.frames.blocks = _CountedOrder(device, walk.lane)
 
 
 class CountedCleaner(Cleaner):
