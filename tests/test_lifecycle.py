@@ -249,6 +249,32 @@ def test_what_a_window_has_left_cannot_come_back(tmp_path):
         assert store.sequences() == ["a"]
 
 
+@pytest.mark.parametrize(("residual", "durability"), [(0, "sync"), (20, "step"), (120, "step")])
+@pytest.mark.parametrize(("how", "back"), [("truncate", 595), ("truncate", 540), ("fork", 540), ("fork", 600)])
+def test_what_cleaning_took_behind_a_window_cannot_come_back(tmp_path, residual, durability, how, back):
+    """Records that left the window are erased, but the writer's own index goes on naming them: what it cuts a sequence
+    to must be there, now and for whoever opens the log next, or be refused.
+    """
+    parts = data(600, 1)
+    with make(tmp_path / "c", window=100, capacity=1 << 22, residual=residual, durability=durability) as store:
+        sequence = store.sequence("a")
+        for t in range(0, 600, 10):
+            append(sequence, [tuple(x[t : t + 10] for x in own) for own in parts])
+        store.compact()
+        wanted = {"a": 600}
+        try:
+            sequence.truncate(back) if how == "truncate" else store.fork("a", "b", back)
+            wanted |= {"a": back} if how == "truncate" else {"b": back}
+        except ShapeError as error:
+            assert "window of 100 has gone on" in str(error)  # noqa: PT017
+        for name, length in wanted.items():
+            for got, own in zip(store.sequence(name).read(1), parts[1], strict=True):
+                assert np.array_equal(got.view(np.uint16), own[length - 100 : length].view(np.uint16))
+    with kv.open(tmp_path / "c") as store:
+        assert {own.name: len(own) for own in store} == wanted
+    assert verify_log(tmp_path / "c").verdict == "clean"
+
+
 def test_half_the_sequences_dropped_is_half_the_file(tmp_path):
     path = tmp_path / "c"
     with make(path, capacity=1 << 24, device="page=1024,unit=256,block=16384") as store:
