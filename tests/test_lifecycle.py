@@ -24,7 +24,9 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.bulk.wear import Use, log_wear
 from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.image import Image
+from kvcodec.layout import Kind
 from kvcodec.log.sidecar import sidecar_path
+from kvcodec.log.writer import LaneWriter
 from tests.caches import rows
 from tests.campaigns import times
 
@@ -575,3 +577,79 @@ def test_a_cap_that_makes_no_sense_is_refused(tmp_path, options, why):
     make(tmp_path / "c").close()
     with pytest.raises(SpecError, match=why):
         kv.open(tmp_path / "c", "a", **options)
+
+
+def full_once(kind):
+    """While this lasts: the first append of a record of a kind finds no room."""
+    append, left = LaneWriter.append, [True]
+
+    def append_if_room(self, records, lsns=()):
+        if left and not lsns and any(record.kind == kind for record in records):
+            left.clear()
+            raise NoSpace(28, "1 erased blocks wanted, 0 left", "c")
+        return append(self, records, lsns)
+
+    return mock.patch.object(LaneWriter, "append", append_if_room)
+
+
+def test_a_fork_does_not_drop_its_parent_for_room(tmp_path):
+    path, parts = tmp_path / "c", data(70, 1)
+    with make(path, capacity=1 << 22) as store:
+        append(store.sequence("a"), parts)
+        append(store.sequence("b"), data(70, 2))
+    with kv.open(path, "a", cap=30 * 4096, when_full="lru") as store:
+        with full_once(Kind.SEQUENCE):
+            fork = store.fork("a", "f", 64)
+        assert len(fork) == 64
+    with kv.open(path) as store:
+        check(store.sequence("f"), cut(parts, 64))
+
+
+def test_compaction_brings_no_dropped_sequence_back(tmp_path):
+    path = tmp_path / "c"
+    with make(path, durability="step", residual=20) as store:
+        for name in "ab":
+            for t in range(12):
+                append(store.sequence(name), data(1, t))
+    with kv.open(path, "a", cap=30 * 4096, when_full="lru", durability="step") as store:
+        with full_once(Kind.STEP):
+            store.compact()
+        assert [len(sequence) for sequence in store] == [12] * len(store.sequences())
+
+
+def test_what_can_never_fit_drops_nothing(tmp_path):
+    path = tmp_path / "c"
+    make(path, capacity=1 << 22).close()
+    with kv.open(path, "a", cap=30 * 4096, when_full="lru") as store:
+        for n, name in enumerate("abc"):
+            append(store.sequence(name), data(64, n))
+        with pytest.raises(NoSpace):
+            append(store.sequence("d"), data(3000, 9))
+        assert store.sequences() == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("what", ["begin", "fork", "evict", "truncate"])
+def test_a_full_device_can_still_be_freed(tmp_path, what):
+    """Whatever filled it: its sequences can be dropped, and what they took comes back."""
+    store = make(tmp_path / "c", capacity=20 * 4096)
+    for name in "abc":
+        with pytest.raises(NoSpace):
+            while True:
+                append(store.sequence(name), data(64, 1))
+        if name != "c":
+            store.drop(name)
+    with pytest.raises(NoSpace):
+        for n in itertools.count():
+            if what == "begin":
+                store.sequence(f"x{n}")
+            elif what == "fork":
+                store.fork("c", f"x{n}", 64)
+            elif what == "evict":
+                store.sequence("c").evict(n % 64, n % 64 + 1)
+            else:
+                store.sequence("c").truncate(len(store.sequence("c")))
+    for name in store.sequences():
+        store.drop(name)
+    store.compact()
+    append(store.sequence("new"), data(64, 1))
+    store.close()
