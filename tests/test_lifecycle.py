@@ -1,5 +1,6 @@
 """Sequences that end, are cut, forked, evicted from and summarised, on devices that are cleaned: against a dict."""
 
+import contextlib
 import functools
 import itertools
 import tempfile
@@ -632,24 +633,22 @@ def test_what_can_never_fit_drops_nothing(tmp_path):
 def test_a_full_device_can_still_be_freed(tmp_path, what):
     """Whatever filled it: its sequences can be dropped, and what they took comes back."""
     store = make(tmp_path / "c", capacity=20 * 4096)
-    for name in "abc":
-        with pytest.raises(NoSpace):
-            while True:
-                append(store.sequence(name), data(64, 1))
-        if name != "c":
-            store.drop(name)
-    with pytest.raises(NoSpace):
-        for n in itertools.count():
-            if what == "begin":
-                store.sequence(f"x{n}")
-            elif what == "fork":
-                store.fork("c", f"x{n}", 64)
-            elif what == "evict":
-                store.sequence("c").evict(n % 64, n % 64 + 1)
-            else:
-                store.sequence("c").truncate(len(store.sequence("c")))
+    until_full(lambda n: append(store.sequence("c"), data(64, n)))
+    until_full({
+        "begin": lambda n: store.sequence(f"x{n}"),
+        "fork": lambda n: store.fork("c", f"x{n}", 64),
+        "evict": lambda n: store.sequence("c").evict(n % 64, n % 64 + 1),
+        "truncate": lambda _: store.sequence("c").truncate(len(store.sequence("c"))),
+    }[what])  # fmt: skip
     for name in store.sequences():
         store.drop(name)
     store.compact()
     append(store.sequence("new"), data(64, 1))
     store.close()
+
+
+def until_full(work):
+    """Do it again and again, told how often it was done, until there is no room."""
+    with contextlib.suppress(NoSpace):
+        for n in itertools.count():
+            work(n)

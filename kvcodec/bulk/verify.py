@@ -168,6 +168,9 @@ class _Verification:
                 if self.orphans == 1:
                     self._add(self._record_range(one.place, str(error)))
             tell(n + 1, len(located))
+        for one, why in self.index.orphans():
+            self.orphans += 1
+            self._add(self._record_range(one.place, why))
 
     def _check_dictionaries(self) -> None:
         for basis in self.index.dictionaries.held():

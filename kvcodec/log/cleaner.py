@@ -85,6 +85,11 @@ class Cleaner:
         if needed > max(0, left):
             raise self._device.no_space(needed, max(0, left))
 
+    def may_fit(self, records: Sequence[Record], others: int) -> bool:
+        """Whether records could be appended if the log held nothing else but so many bytes of others."""
+        needed = self._writers.fresh.count_fresh(records) + self._held
+        return needed + others // self._device.geometry.block_bytes <= self._device.most_blocks
+
     def _keep_room(self, needed: int, units: int) -> None:
         free = self._device.erased_blocks
         hurry = free <= self.reserve // 2

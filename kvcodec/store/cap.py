@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvcodec.errors import SpecError
 from kvcodec.flash.geometry import Geometry
+from kvcodec.layout import Kind
 from kvcodec.log.frame import Record
 from kvcodec.store.index import LogIndex
 
@@ -43,6 +44,12 @@ class Cap:
             for number, own in index.sequences.items() if number not in spared
         }  # fmt: skip
         return min(ages, key=ages.__getitem__, default=None)
+
+    def spared(self, records: Sequence[Record]) -> set[int]:
+        """Ids of sequences that records are for, or stand on. What is of no sequence is for the one used last."""
+        found = {int(record.header["sequence"]) for record in records}
+        found |= {int(record.header["parent"]) for record in records if record.kind == Kind.SEQUENCE}
+        return found | set(list(self._uses)[-1:] if 0 in found else ())
 
     def records(self, index: LogIndex) -> list[Record]:
         """What keeps the order of uses for the next writer."""

@@ -19,6 +19,11 @@ def drop_record(sequence: int, scope: DropScope, first: int = 0, end: int = 0, s
     return new_record(Kind.DROP, b"", sequence=sequence, scope=scope, **range_)
 
 
+def is_whole_drop(record: Record) -> bool:
+    """Whether a record ends a sequence."""
+    return record.kind == Kind.DROP and int(record.header["scope"]) == DropScope.SEQUENCE
+
+
 def check_servable(index: SequenceIndex, length: int) -> None:
     """Raises ShapeError if the sequence could not be read as one of `length` tokens: a window has left some behind, or
     a summary stands for tokens on both sides.

@@ -86,8 +86,15 @@ class LogIndex:
 
     def check(self) -> None:
         """Raises CorruptRecord if a sequence stands on another one that is not there."""
-        for number, one in self._orphans.items():
-            self._want(one, number not in self.sequences, f"sequence {number} was forked from one that is not there")
+        for one, why in self.orphans():
+            self._want(one, False, why)
+
+    def orphans(self) -> list[tuple[Located, str]]:
+        """SEQUENCE records of sequences that stand on one that is not there, and what to say of them."""
+        return [
+            (one, f"sequence {number} was forked from one that is not there")
+            for number, one in self._orphans.items() if number in self.sequences
+        ]  # fmt: skip
 
     def move(self, located: Iterable[Located]) -> None:
         """Take in copies of records that are known."""

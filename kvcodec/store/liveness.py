@@ -67,9 +67,22 @@ class Liveness:
         yield from (one.place for one in self._index.dictionaries.records())
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
-        """See Keeper."""
+        """See Keeper. What windows have left and this block will take along is forgotten now: a sequence that is cut
+        before the block is erased must not count on it.
+        """
         alive = {place.offset for place in self._places() if place.block == block}
+        self._forget(block, alive)
         return [one for one in records if self._is_alive(one, block, alive)]
+
+    def _forget(self, block: int, alive: set[int]) -> None:
+        for sequence in self._index.sequences.values():
+            length = sequence.settled
+            for (layer, _), extents in sequence.maps.items():
+                left = extents.covering(0, sequence.model.layers[layer].held(length))
+                places = ((one.end, part.place) for one in left for part in one.coded.parts)
+                gone = [end for end, place in places if place.block == block and place.offset not in alive]
+                if gone:
+                    extents.forget(max(gone))
 
     def _is_alive(self, one: Located, block: int, alive: set[int]) -> bool:
         kind, number = int(one.header["kind"]), int(one.header["sequence"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,8 +35,7 @@ from kvcodec.log.sidecar import load_sidecar
 from kvcodec.log.takeup import Writers
 from kvcodec.log.writer import LaneWriter
 from kvcodec.store.cap import Cap
-from kvcodec.store.ending import drop_record
-from kvcodec.store.entering import KINDS
+from kvcodec.store.ending import drop_record, is_whole_drop
 from kvcodec.store.identity import mismatch
 from kvcodec.store.index import LogIndex
 from kvcodec.store.known import KnownRecords
@@ -69,6 +70,7 @@ class LoggedStore:
         self._closed = False
         self.will_write = writable
         self._failure: KvcodecError | None = None
+        self._dropping_none = False
         resume = not writable and recovery == Recovery.TORN_TAIL
         try:
             self._load(recovery, resume=resume)
@@ -190,18 +192,21 @@ class LoggedStore:
         return self._writers.fresh
 
     def log_records(self, records: Sequence_[Record]) -> None:
-        """Commit records to the log and enter them in the index."""
+        """Commit records to the log and enter them in the index. Only what ends a sequence may take the room that is
+        kept for that. Raises NoSpace, where sequences may be dropped for room too only if that could not have been
+        enough, or none is left.
+        """
         writer = self.check_writable()
         while True:
             assert self._cleaner is not None
             self._cleaner.keep_room(records)
             try:
-                if any(record.kind in KINDS for record in records):
+                if not all(is_whole_drop(record) for record in records):
                     self._cleaner.check_room(records)
                 located = writer.append(records)
                 break
             except NoSpace:
-                if not self._drop_oldest({int(record.header["sequence"]) for record in records}):
+                if not self._drop_oldest(records):
                     raise
         self._enter_own(located)
         self._settle_failures()
@@ -211,14 +216,35 @@ class LoggedStore:
         if self.device.failing and self._cleaner is not None:
             self._cleaner.settle_failures()
 
-    def _drop_oldest(self, spared: set[int]) -> bool:
-        """Drop the sequence that was used least recently, if the cap says so and there is another than those spared."""
-        number = self.cap.oldest(self.index, spared) if self.cap is not None and self.cap.lru else None
-        if number is None:
+    def _drop_oldest(self, records: Sequence_[Record]) -> bool:
+        """Drop the sequence that was used least recently, if the cap says so, it is none that these records are for or
+        stand on, and they may fit then.
+        """
+        assert self._cleaner is not None
+        if self.cap is None or not self.cap.lru or self._dropping_none:
+            return False
+        spared = self.cap.spared(records)
+        number = self.cap.oldest(self.index, spared)
+        if number is None or not self._cleaner.may_fit(records, sum(map(self._row_bytes, spared))):
             return False
         self._enter_own(self.check_writable().append([drop_record(number, DropScope.SEQUENCE)]))
         self._sequences.pop(number, None)
         return True
+
+    @contextlib.contextmanager
+    def dropping_none(self) -> Iterator[None]:
+        """What is written meanwhile is not worth a sequence: it raises NoSpace, whatever the cap says."""
+        before, self._dropping_none = self._dropping_none, True
+        try:
+            yield
+        finally:
+            self._dropping_none = before
+
+    def _row_bytes(self, number: int) -> int:
+        """Of all rows of a sequence, if there is one of that id."""
+        sequence = self.index.sequences.get(number)
+        extents = itertools.chain(*sequence.maps.values()) if sequence is not None else ()
+        return sum(part.size for extent in extents for part in extent.coded.parts)
 
     def log_change(self, *records: Record) -> None:
         """Commit what changes a sequence but by appending; durable at once where steps are."""

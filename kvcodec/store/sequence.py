@@ -52,8 +52,7 @@ class Sequence(Readable):
     def append_layers(self, rows: Mapping[int, Sequence_[Array]]) -> None:
         """Append rows of several layers, each as `append` takes them, coded in parallel; all of them or none."""
         with self._store.lock:
-            self._store.check_writable()
-            self.take_up()
+            self._begin_append()
             batch = {k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()}
             self._store.grow()
 
@@ -81,8 +80,7 @@ class Sequence(Readable):
         Raises as `append` and `read` do; the spans before then are appended, and nothing of their own.
         """
         with self._store.lock:
-            self._store.check_writable()
-            self.take_up()
+            self._begin_append()
             keys = [(n, s.id) for n in layers for s in self.layer(n).streams]
             batch: dict[Key, Rows] = {}
 
@@ -103,6 +101,11 @@ class Sequence(Readable):
             changing = self._store.growing is not None or any(own.heir for own in self._outgoing.values())
             changing |= any(self._open[key].first < self._open[of].first for key, of in self._sources.items())
             code_spans(spans, self._open, code, commit, ahead=ahead and not changing)
+
+    def _begin_append(self) -> None:
+        self._store.check_writable()
+        self.take_up()
+        self._store.touch(self._index.info.id)  # before anything makes room by dropping what was used least recently
 
     def _append_read(
         self, read: ReadRows, key: Key, before: OpenRows, span: Span, batch: dict[Key, Rows], source: Left | None
@@ -158,7 +161,6 @@ class Sequence(Readable):
 
     def _commit(self, coded: Coded) -> None:
         """Log what leaves the windows, then let the rows be seen: a failure in between changes nothing."""
-        self._store.touch(self._index.info.id)
         records, opened, handed = coded
         outgoing = self._outgoing | {key: self._outgoing[key].newest for key in handed} if handed else self._outgoing
         if self._stale and opened:
@@ -214,7 +216,7 @@ class Sequence(Readable):
             self._store.log_records(records)
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens but the first `length`. Raises ShapeError."""
+        """Forget all tokens but the first `length`. Raises ShapeError, NoSpace."""
         with self._store.lock:
             self._store.check_writable()
             self.take_up()

@@ -110,8 +110,7 @@ class Store(LoggedStore):
                 if self._writers is not None:
                     try:
                         self._log_open_rows()
-                        if self.cap is not None and (records := self.cap.records(self.index)):
-                            self.log_records(records)
+                        self._log_uses()
                     finally:  # what is in the log already becomes durable even if there is no room for more
                         self._witness(self._writers)
                         if self._failure is None:
@@ -119,6 +118,13 @@ class Store(LoggedStore):
                             write_sidecar(self.path, self.log, ends, self.known.ordered())
             finally:
                 self._let_go()
+
+    def _log_uses(self) -> None:
+        """Tell the next writer in which order sequences were used, if there is room: no sequence is worth that."""
+        records = self.cap.records(self.index) if self.cap is not None else []
+        with contextlib.suppress(NoSpace), self.dropping_none():
+            if records:
+                self.log_records(records)
 
     def _witness(self, writers: Writers) -> None:
         assert self._cleaner is not None
@@ -204,7 +210,7 @@ class Store(LoggedStore):
             self._log_open_rows()
             assert self._cleaner is not None
             assert self._writers is not None
-            with self._writers.compacting():
+            with self._writers.compacting(), self.dropping_none():
                 self._lay_anew()
                 return self._cleaner.clean_all(_DEAD_SHARE, progress)
 
