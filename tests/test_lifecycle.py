@@ -52,14 +52,18 @@ def append(sequence, parts):
     sequence.append_layers(dict(enumerate(parts)))
 
 
-def check(sequence, parts, evicted=(), late=None):
-    """That a sequence holds these rows, but for those evicted. late: by token, from which query on it is seen."""
+def check(sequence, parts, evicted=(), late=None, window=0):
+    """That a sequence holds these rows, but for those evicted. late: by token, from which query on it is seen. window:
+    of the last layer.
+    """
     left = np.ones(len(parts[0][0]), bool)
     for first, end in evicted:
         left[first:end] = False
     left[[token for token, seen in (late or {}).items() if seen > len(left)]] = False
     assert len(sequence) == len(left)
     for layer, own in enumerate(parts):
+        if window and layer == len(parts) - 1:
+            left[: max(0, len(left) - window)] = False
         for got, wanted in zip(sequence.read(layer), own, strict=True):
             assert np.array_equal(got.view(np.uint16), wanted[left].view(np.uint16))
 
@@ -372,12 +376,18 @@ class Life(RuleBasedStateMachine):
 
     names = st.sampled_from("abcd")
 
-    @initialize(seed=st.integers(0, 99), residual=st.sampled_from([0, 20]))
-    def begin(self, seed, residual):
+    @initialize(
+        seed=st.integers(0, 99),
+        residual=st.sampled_from([0, 20]),
+        window=st.sampled_from([0, 0, 30]),
+        lru=st.booleans(),
+    )
+    def begin(self, seed, residual, window, lru):
         self.folder = tempfile.TemporaryDirectory()
-        self.path, self.seed = Path(self.folder.name) / "c", itertools.count(seed * 1000)
-        self.store = make(self.path, capacity=40 * 4096, residual=residual, durability="step")
-        self.reader = kv.open(self.path)
+        self.path, self.seed, self.window = Path(self.folder.name) / "c", itertools.count(seed * 1000), window
+        make(self.path, capacity=40 * 4096, residual=residual, window=window).close()
+        self.options = {"durability": "step"} | ({"cap": 38 * 4096, "when_full": "lru"} if lru else {})
+        self.store, self.reader = kv.open(self.path, "a", **self.options), kv.open(self.path)
         self.known, self.evicted = {}, {}
         self.units, self.late = {}, {}  # what summaries stand for, and which of their rows are seen from where on
 
@@ -398,10 +408,35 @@ class Life(RuleBasedStateMachine):
             self.known, self.evicted, self.units, self.late = {}, {}, {}, {}
             self.store.compact()
             return
+        self.drop_others(name)
         self.known[name] = join(self.known[name], parts) if name in self.known else parts
         self.evicted.setdefault(name, [])
         self.units.setdefault(name, [])
         self.late.setdefault(name, {})
+
+    def drop_others(self, *used):
+        """Forget sequences that had to go for others. Raises AssertionError for those that may not."""
+        for name in set(self.known) - set(self.store.sequences()):
+            assert "when_full" in self.options
+            assert name not in used
+            self.forget(name)
+
+    def forget(self, name):
+        del self.known[name], self.evicted[name], self.units[name], self.late[name]
+
+    def may_cut(self, name, end, work):
+        """Whether a sequence could be cut at a token; if not, it was the window that has gone on."""
+        try:
+            work()
+        except ShapeError as error:
+            why = str(error)
+        else:
+            self.drop_others(name)
+            return True
+        assert self.window
+        assert end < len(self.known[name][0][0])
+        assert "has gone on" in why
+        return False
 
     def cut(self, name, end):
         """What is said of the first tokens of a sequence; None if a summary lies across their end."""
@@ -432,7 +467,7 @@ class Life(RuleBasedStateMachine):
     def drop(self, lot):
         name = lot.choice(sorted(self.known))
         self.store.drop(name)
-        del self.known[name], self.evicted[name], self.units[name], self.late[name]
+        self.forget(name)
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms(), new=st.sampled_from("xyz"))
@@ -445,8 +480,8 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(ShapeError, match="summary"):
                 self.store.fork(name, new, end)
             return
-        self.store.fork(name, new, end)
-        self.set(new, state)
+        if self.may_cut(name, end, lambda: self.store.fork(name, new, end)):
+            self.set(new, state)
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms())
@@ -457,8 +492,8 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(ShapeError, match="summary"):
                 self.store.sequence(name).truncate(end)
             return
-        self.store.sequence(name).truncate(end)
-        self.set(name, state)
+        if self.may_cut(name, end, lambda: self.store.sequence(name).truncate(end)):
+            self.set(name, state)
 
     @precondition(lambda self: self.known)
     @rule(lot=st.randoms())
@@ -473,10 +508,11 @@ class Life(RuleBasedStateMachine):
                 self.store.sequence(name).evict(first, end)
             return
         self.store.sequence(name).evict(first, end)
+        self.drop_others(name)
         self.take_out(name, first, end)
         self.evicted[name].append((first, end))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.known and not self.window)
     @rule(lot=st.randoms(), share=st.floats(0, 1), late=st.integers(0, 60))
     def summarize(self, lot, share, late):
         name = lot.choice(sorted(self.known))
@@ -492,6 +528,7 @@ class Life(RuleBasedStateMachine):
                 self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
             return
         self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
+        self.drop_others(name)
         self.take_out(name, first, end)
         self.known[name] = put(self.known[name], first, new)
         pairs = [((a, min(b, first)), (max(a, end), b)) for a, b in self.evicted[name]]
@@ -509,14 +546,15 @@ class Life(RuleBasedStateMachine):
         self.store.abandon() if crash else self.store.close()
         if not sidecar:
             sidecar_path(self.path).unlink(missing_ok=True)
-        self.store = kv.open(self.path, "a", durability="step")
+        self.store = kv.open(self.path, "a", **self.options)
+        self.drop_others()
 
     @invariant()
     def holds(self):
         for store in (self.store, self.reader):
             assert sorted(store.sequences()) == sorted(self.known)
             for name, parts in self.known.items():
-                check(store.sequence(name), parts, self.evicted[name], self.late[name])
+                check(store.sequence(name), parts, self.evicted[name], self.late[name], self.window)
                 told = [(own.first, own.end) for own in store.sequence(name).summaries(1)]
                 assert told == sorted(self.units[name])
 
