@@ -400,15 +400,8 @@ class Life(RuleBasedStateMachine):
     @rule(name=names, tokens=st.integers(1, 90))
     def append(self, name, tokens):
         parts = data(tokens, next(self.seed))
-        try:
-            append(self.store.sequence(name), parts)
-        except NoSpace:
-            for one in list(self.known):
-                self.store.drop(one)
-            self.known, self.evicted, self.units, self.late = {}, {}, {}, {}
-            self.store.compact()
+        if not self.does(lambda: append(self.store.sequence(name), parts), name):
             return
-        self.drop_others(name)
         self.known[name] = join(self.known[name], parts) if name in self.known else parts
         self.evicted.setdefault(name, [])
         self.units.setdefault(name, [])
@@ -424,15 +417,25 @@ class Life(RuleBasedStateMachine):
     def forget(self, name):
         del self.known[name], self.evicted[name], self.units[name], self.late[name]
 
-    def may_cut(self, name, end, work):
-        """Whether a sequence could be cut at a token; if not, it was the window that has gone on."""
+    def does(self, work, name):
+        """Whether there was room for something that is done to a sequence. If not, all of them are dropped."""
         try:
             work()
+        except NoSpace:
+            for one in self.store.sequences():
+                self.store.drop(one)
+            self.known, self.evicted, self.units, self.late = {}, {}, {}, {}
+            self.store.compact()
+            return False
+        self.drop_others(name)
+        return True
+
+    def may_cut(self, name, end, work):
+        """Whether a sequence could be cut at a token; if not, its window has gone on, or there was no room."""
+        try:
+            return self.does(work, name)
         except ShapeError as error:
             why = str(error)
-        else:
-            self.drop_others(name)
-            return True
         assert self.window
         assert end < len(self.known[name][0][0])
         assert "has gone on" in why
@@ -507,8 +510,8 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(ShapeError):
                 self.store.sequence(name).evict(first, end)
             return
-        self.store.sequence(name).evict(first, end)
-        self.drop_others(name)
+        if not self.does(lambda: self.store.sequence(name).evict(first, end), name):
+            return
         self.take_out(name, first, end)
         self.evicted[name].append((first, end))
 
@@ -527,8 +530,9 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(ShapeError):
                 self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
             return
-        self.store.sequence(name).summarize(first, end, dict(enumerate(new)), visible_from=seen)
-        self.drop_others(name)
+        own = self.store.sequence(name)
+        if not self.does(lambda: own.summarize(first, end, dict(enumerate(new)), visible_from=seen), name):
+            return
         self.take_out(name, first, end)
         self.known[name] = put(self.known[name], first, new)
         pairs = [((a, min(b, first)), (max(a, end), b)) for a, b in self.evicted[name]]
