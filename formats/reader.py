@@ -325,6 +325,12 @@ class Freed:
     def __init__(self) -> None:
         self._runs: dict[int, list[tuple[int, int]]] = {FRESH: [], KEPT: []}
 
+    def copy(self) -> Freed:
+        """The same, to be added to."""
+        out = Freed()
+        out._runs = {lane: list(runs) for lane, runs in self._runs.items()}
+        return out
+
     def learn(self, frame: Frame) -> None:
         """Take in the FREED records of a frame of lane KEPT: record.md#freed."""
         for record in frame.records:
@@ -384,7 +390,7 @@ class Walk:
             if not any(block.programmed_from(1) for block in behind):
                 return True
             first = read_frame(behind[0], self.device.unit) if behind[0].programmed_from(1) else None
-            if first is None or not (self._continues(first) or self._jump(first, trusting=self.trusting)):
+            if first is None or not (self._continues(first) or self._jump(first, self.freed, trusting=self.trusting)):
                 return False
             self.here, self.at = self.here + 1, self.device.unit
 
@@ -397,10 +403,10 @@ class Walk:
     def _continues(self, frame: Frame) -> bool:
         return bool(frame.header.number == self.number + 1 and frame.header.previous == self.crc)
 
-    def _jump(self, frame: Frame, *, trusting: bool) -> bool:
+    def _jump(self, frame: Frame, freed: Freed, *, trusting: bool) -> bool:
         """Pass over frames that are gone on purpose, up to that one; False if they are not."""
         first, end = self.number + 1, frame.header.number
-        known = self.freed.covers(self.lane, first, end)
+        known = freed.covers(self.lane, first, end)
         if end <= first or not (known or trusting):
             return False
         if not known:
@@ -417,11 +423,12 @@ class Walk:
                 want(is_gap or self.mode != ABSOLUTE, "damage: padding is not zeros")
                 self.here, self.at = place
                 return frame
+        told = self.freed.copy()
         for (index, at), frame in later:
             if self.lane == KEPT:
-                self._learn_from_unit(self.blocks[index], at, frame)
+                self._learn_from_unit(told, self.blocks[index], at, frame)
         for place, frame in later:  # 4.2
-            if self._jump(frame, trusting=False):
+            if self._jump(frame, told, trusting=False):
                 self.here, self.at = place
                 return frame
         known = max(self.durable, self.vouched, *(frame.header.durable for _, frame in later), 0)
@@ -431,11 +438,11 @@ class Walk:
         self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
         return None
 
-    def _learn_from_unit(self, block: Block, at: int, frame: Frame | None) -> None:
-        """Take in FREED records of a frame that begins at byte `at`, and of those behind it that begin in its unit."""
+    def _learn_from_unit(self, told: Freed, block: Block, at: int, frame: Frame | None) -> None:
+        """Add FREED records of a frame that begins at byte `at`, and of those behind it that begin in its unit."""
         unit = at // self.device.unit
         while frame is not None:
-            self.freed.learn(frame)
+            told.learn(frame)
             frame = read_frame(block, frame.end) if frame.end // self.device.unit == unit else None
 
     def _damage(self, why: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import random
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -279,6 +280,25 @@ def test_what_cleaning_took_behind_a_window_cannot_come_back(tmp_path, residual,
                 assert np.array_equal(got.view(np.uint16), own[length - 100 : length].view(np.uint16))
     with kv.open(tmp_path / "c") as store:
         assert {own.name: len(own) for own in store} == wanted
+    assert verify_log(tmp_path / "c").verdict == "clean"
+
+
+@pytest.mark.parametrize("how", ["close", "sync"])
+@pytest.mark.parametrize("ahead", [30, 50, 100])
+def test_a_layer_with_a_window_that_is_ahead_takes_nothing_from_the_others(tmp_path, ahead, how):
+    """Its window has left tokens behind that the sequence, as long as all layers are, still needs."""
+    parts, more = data(56, 1), data(ahead, 9)
+    store = make(tmp_path / "c", window=40, capacity=1 << 20)
+    append(store.sequence("a"), parts)
+    store.sequence("a").append(1, *more[1])
+    store.sync()
+    assert len(store.sequence("a")) == 56
+    store.close() if how == "close" else store.abandon()
+    with kv.open(tmp_path / "c") as reader:
+        assert len(reader.sequence("a")) == 56
+        for layer, first in ((0, 0), (1, 16)):
+            for got, own in zip(reader.sequence("a").read(layer), parts[layer], strict=True):
+                assert np.array_equal(got.view(np.uint16), own[first:].view(np.uint16))
     assert verify_log(tmp_path / "c").verdict == "clean"
 
 
@@ -694,3 +714,33 @@ def until_full(work):
     with contextlib.suppress(NoSpace):
         for n in itertools.count():
             work(n)
+
+
+@pytest.mark.parametrize(("seed", "blocks"), [(22, 13), (57, 16)])
+def test_a_device_full_of_rows_can_still_be_freed(tmp_path, seed, blocks):
+    """Appends and drops of whole sequences alone: one block held back serves one lane, and both may need one."""
+    lot = random.Random(seed)
+    lot.choice([1024, 2048, 4096]), lot.choice([12, 13, 16, 24, 32])
+    residual = lot.choice([0, 10])
+    device, one = "page=64,unit=64,block=1024", kv.Model((kv.Layer.kv(1, 16),))
+    store = kv.open(tmp_path / "c", "w", model=one, residual=residual, sinks=0, k="raw", v="raw", device=device,
+                    capacity=blocks * 1024, durability=lot.choice(["sync", "step"]))  # fmt: skip
+
+    def grow(name, tokens, salt):
+        store.sequence(name).append(0, *(rows(0, stream, tokens, 1, 16, salt=salt) for stream in "kv"))
+
+    for step in range(150):
+        try:
+            if lot.random() < 0.75:
+                name = lot.choice("abcdefgh")
+                store.sequence(name)
+                grow(name, lot.choice([1, 3, 8, 20]), step)
+            elif store.sequences():
+                store.drop(lot.choice(store.sequences()))
+        except NoSpace:
+            for name in store.sequences():
+                store.drop(name)
+            store.compact()
+            grow("z", 8, 1)
+            store.sync()
+    store.abandon()

@@ -3,6 +3,7 @@ nothing is ever there that nobody wrote.
 """
 
 import contextlib
+import itertools
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
-from kvcodec.errors import ShapeError
+from kvcodec.errors import KvcodecError, ShapeError
 from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
 from tests.campaigns import times
@@ -228,3 +229,49 @@ def test_power_fails_at_every_pair_of_places(story, shard, out_of_order):
         lot = random.Random(count) if out_of_order else None
         image = after_loss(story.before, story.asked, count, story.unit, lot)
         story.check_twice(image, lambda asked: range(1, asked + 1), lot)
+
+
+@pytest.fixture(scope="module")
+def unaccepted(tmp_path_factory):
+    """A log that lost power while it was compacted, before any block was erased: of lane KEPT the frame of copies is
+    torn, and the FREED record behind it is whole. Gives the file, and where block `number` has byte `offset`.
+    """
+    path, device, recorder = tmp_path_factory.mktemp("freed") / "c", "page=256,unit=64,block=16384", Recorder()
+    with make(path, capacity=24 * 16384, device=device) as store:
+        for seed, name in enumerate("yyybxaxab"):
+            append(store.sequence(name), data(64, seed))
+        store.sync()
+        store.drop("x")
+    image = bytearray(path.read_bytes())
+    with recorder.recording(), kv.open(path, "a") as store:
+        store.compact()
+        place = store.device.file_offset
+        first = (
+            place(store._writers.kept.block.number, 64),
+            store.device._spare_offset(store._writers.kept.block.number, 1),
+        )
+    for one in itertools.takewhile(lambda one: not isinstance(one, Erase), recorder.asked):
+        apply(image, one)
+    for at, size in zip(first, (64, 16), strict=True):
+        image[at : at + size] = bytes(size)
+    path.write_bytes(image)
+    sidecar_path(path).unlink()
+    return path, place
+
+
+def test_a_freed_record_that_was_not_accepted_covers_no_damage_up(unaccepted, tmp_path):
+    path, place = unaccepted
+    with kv.open(path) as store:
+        wanted = {own.name: len(own) for own in store}
+        assert wanted == {"y": 192, "b": 128, "a": 128}
+        blocks = store.log.fresh.blocks.in_use()
+    image = path.read_bytes()
+    for block, offset in itertools.product((block.number for block in blocks), range(100, 16384, 1500)):
+        damaged = bytearray(image)
+        damaged[place(block, offset)] ^= 1
+        (tmp_path / "c").write_bytes(damaged)
+        try:
+            with kv.open(tmp_path / "c") as store:
+                assert {own.name: len(own) for own in store} == wanted, (block, offset)
+        except KvcodecError:
+            continue

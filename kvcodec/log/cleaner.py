@@ -31,7 +31,7 @@ from kvcodec.log.walk import Walk
 
 _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
-_HELD = 1  # erased blocks that rows are not given: for copies, or for DROP records
+_HELD = 2  # erased blocks that rows are not given: for DROP records, and for copies
 _SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
 _AT_ONCE = 5  # units of copies that one step makes at most

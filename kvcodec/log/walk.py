@@ -7,6 +7,7 @@ reached the medium (formats/frame.md).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -215,13 +216,13 @@ class Walk:
         Where nothing is programmed any more behind the cursor, they were in blocks between it and that one.
         """
         frame = self.frames.first_of(block)
-        return frame is not None and self._jump(frame)
+        return frame is not None and self._jump(frame, self.freed)
 
-    def _jump(self, frame: Frame) -> bool:
+    def _jump(self, frame: Frame, freed: FreedFrames) -> bool:
         first, end = self.cursor.number + 1, frame.id.number
         if end <= first:
             return False
-        known = self._is_freed(first, end)
+        known = self._is_freed(first, end, freed)
         if not (known or self._trusting):
             return False
         if not known:
@@ -230,9 +231,9 @@ class Walk:
         self.cursor = replace(self.cursor, number=end - 1, crc=frame.id.previous, drops=frame.id.drops)
         return True
 
-    def _is_freed(self, first: int, end: int) -> bool:
+    def _is_freed(self, first: int, end: int, freed: FreedFrames) -> bool:
         """Whether frames are gone on purpose, as far as is known or can be learnt."""
-        return self.freed.covers(self.lane, first, end) or (self.ask() and self.freed.covers(self.lane, first, end))
+        return freed.covers(self.lane, first, end) or (self.ask() and self.freed.covers(self.lane, first, end))
 
     def _continues(self, frame: Frame) -> bool:
         return frame.id.number == self.cursor.number + 1 and frame.id.previous == self.cursor.crc
@@ -257,12 +258,10 @@ class Walk:
                 self._pass_over(self._range(block, offset, why, "gap"), frame)
                 self._enter(block, offset)
                 return frame
-        for run in (run for found in later for run in self.frames.freed_by(found)):
-            self.freed.add(*run)
-        known = (found for found in later if found.frame.id.number > expected)
-        for block, offset, frame in known:
+        told = self._told_by(later)
+        for block, offset, frame in (found for found in later if found.frame.id.number > expected):
             gap = self._range(block, offset, why, "gap")
-            if self._is_freed(expected, frame.id.number) and self._jump(frame):
+            if self._is_freed(expected, frame.id.number, told) and self._jump(frame, told):
                 self.report.gaps.append(gap)
                 self._enter(block, offset)
                 return frame
@@ -273,6 +272,17 @@ class Walk:
         with contextlib.suppress(Flaw):
             return self._read_here()  # a live writer finished it while we looked further
         return self._damaged(why, later)
+
+    def _told_by(self, later: Sequence[Found]) -> FreedFrames:
+        """What is gone on purpose if the walk goes on at one of these frames. If it does not, they say nothing: a FREED
+        record that was not accepted names frames of blocks that nobody erased.
+        """
+        if self.lane != Lane.KEPT:
+            return self.freed
+        told = FreedFrames()
+        for run in itertools.chain(self.freed, *map(self.frames.freed_by, later)):
+            told.add(*run)
+        return told
 
     def _pass_over(self, gap: BadRange, frame: Frame) -> None:
         """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding

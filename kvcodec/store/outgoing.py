@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvcodec.codecs.bitmap import greatest_head
 from kvcodec.codecs.rows import RowCodec, codes_rows
 from kvcodec.codecs.sizes import token_group
-from kvcodec.layout import CodecId, DtypeId
+from kvcodec.layout import MAX_TOKEN, CodecId, DtypeId
 from kvcodec.log.frame import Record
 from kvcodec.spec import CodecSpec
 from kvcodec.store.dictionaries import StreamCodecs
@@ -54,7 +54,8 @@ class Outgoing:
     come and only laid into groups later; else rows stay raw until they leave.
     heir: what takes over as soon as no token group is begun whose rows are codes already, None if nothing does.
     given: codes of K, of all tokens behind the sinks that an append may code, where V is predicted from them. laid: the
-    token behind those of K that have left; those of V leave no sooner.
+    token behind those of K that have left; those of V leave no sooner. length: of the sequence, where this stream is
+    ahead of others: the window is that of tokens which all have.
     """
 
     sequence: int
@@ -65,11 +66,16 @@ class Outgoing:
     heir: Outgoing | None = None
     given: GivenRows | None = None
     laid: int = 0
+    length: int = MAX_TOKEN
 
     @property
     def newest(self) -> Outgoing:
         """The heir if there is one."""
         return self.heir or self
+
+    def ahead_of(self, length: int) -> Outgoing:
+        """The same in a sequence of `length` tokens."""
+        return replace(self, length=length, heir=self.heir and self.heir.ahead_of(length))
 
     def over(self, size: int, basis: bytes) -> Outgoing:
         """The same over a dictionary of `size` atoms of the set named `basis`, without an heir."""
@@ -244,8 +250,8 @@ class Outgoing:
         return end if self.given is None else min(end, self.laid)
 
     def _needed(self, end: int, length: int) -> bool:
-        """Whether tokens before `end` are still in the layer's window when it has `length` tokens."""
-        return not self.window or end > length - self.window
+        """Whether tokens before `end` are still in the layer's window when the stream has `length` tokens."""
+        return not self.window or end > min(length, self.length) - self.window
 
     def span(self, open_: OpenRows, journal: CodecSpec = RAW, *, anew: bool = False) -> OpenSpan | None:
         """The open rows that no record holds yet, or with anew all; raw rows coded as `journal` says. None if there are

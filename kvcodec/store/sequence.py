@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import ShapeError, SpecError
-from kvcodec.layout import DropScope, StreamId
+from kvcodec.layout import MAX_TOKEN, DropScope, StreamId
 from kvcodec.log.frame import Record
 from kvcodec.store.ahead import Coded, Span, code_spans, code_streams
 from kvcodec.store.ending import check_servable, drop_record, evict, truncate
@@ -55,10 +55,12 @@ class Sequence(Readable):
             self._begin_append()
             batch = {k: v for layer, arrays in rows.items() for k, v in self._take(layer, arrays).items()}
             self._store.grow()
+            length = self._length_with({key: self._open[key].end + len(own) for key, own in batch.items()})
 
             def append(key: Key, source: Left | None) -> Left:
                 open_ = self._open[key]
-                return behind_keys(self._over_keys(key, open_, source).append(open_, batch[key]), source)
+                outgoing = self._over_keys(key, open_, source, length)
+                return behind_keys(outgoing.append(open_, batch[key]), source)
 
             self._commit(code_streams(self._store.map, list(batch), append, self._sources))
             self._show(batch)
@@ -86,10 +88,11 @@ class Sequence(Readable):
 
             def code(span: Span, before: Mapping[Key, OpenRows]) -> Coded:
                 self._store.grow()
+                length = self._length_with(dict.fromkeys(keys, span[1]))
                 return code_streams(
                     self._store.map,
                     keys,
-                    lambda key, source: self._append_read(read, key, before[key], span, batch, source),
+                    lambda key, source: self._append_read(read, key, before[key], span, length, batch, source),
                     self._sources,
                 )
 
@@ -108,9 +111,10 @@ class Sequence(Readable):
         self._store.touch(self._index.info.id)  # before anything makes room by dropping what was used least recently
 
     def _append_read(
-        self, read: ReadRows, key: Key, before: OpenRows, span: Span, batch: dict[Key, Rows], source: Left | None
-    ) -> Left:
-        """batch: the rows of each stream, for `_show`, where dictionaries grow. source: see _over_keys."""
+        self, read: ReadRows, key: Key, before: OpenRows, span: Span, length: int, batch: dict[Key, Rows],
+        source: Left | None,
+    ) -> Left:  # fmt: skip
+        """batch: the rows of each stream, for `_show`, where dictionaries grow. length, source: see _over_keys."""
         layer, id_ = key
         first, end = span
 
@@ -121,17 +125,27 @@ class Sequence(Readable):
             if self._store.growing is not None:
                 batch[key] = room
 
-        return behind_keys(self._over_keys(key, before, source).append_read(before, end - first, fill), source)
+        outgoing = self._over_keys(key, before, source, length)
+        return behind_keys(outgoing.append_read(before, end - first, fill), source)
 
-    def _over_keys(self, key: Key, open_: OpenRows, source: Left | None) -> Outgoing:
-        """How a stream leaves memory, with the codes that rows of V stand on. source: what becomes of its K."""
+    def _length_with(self, ends: Mapping[Key, int]) -> int:
+        """Tokens that all streams have once some of them end as told; MAX_TOKEN if none has more."""
+        all_ = {ends.get(key, open_.end) for key, open_ in self._open.items()}
+        return min(all_) if len(all_) > 1 else MAX_TOKEN
+
+    def _over_keys(self, key: Key, open_: OpenRows, source: Left | None, length: int) -> Outgoing:
+        """How a stream leaves memory, with the codes that rows of V stand on. source: what becomes of its K. length: as
+        _length_with has it.
+        """
         outgoing, keys = self._outgoing[key], self._keys[key]
+        if outgoing.window and length < MAX_TOKEN:
+            outgoing = outgoing.ahead_of(length)
         if source is None or keys is None:
             return outgoing
         opened, sinks = source.opened, outgoing.policy.sinks
         start = max(open_.end if is_coded(open_) else open_.first, sinks)
         end = max(start, opened.end if is_coded(opened) else opened.first)
-        held = max(start, opened.end - outgoing.window) if outgoing.window else start
+        held = max(start, min(opened.end, length) - outgoing.window) if outgoing.window else start
         given = keys.take(
             outgoing.policy.spec.basis, range(start, end), range(held, end), opened=opened,
             records=[ending.record for ending in source.endings],
