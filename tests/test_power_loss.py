@@ -5,18 +5,20 @@ nothing is ever there that nobody wrote.
 import contextlib
 import itertools
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
-from kvcodec.errors import KvcodecError, ShapeError
+from kvcodec.errors import EraseFailed, KvcodecError, ShapeError
+from kvcodec.flash.device import Device
 from kvcodec.layout import NO_FRAME, SPARE_SLOT
 from kvcodec.log.sidecar import sidecar_path
 from tests.campaigns import times
 from tests.lives import between, cut_known, read_all, same
-from tests.power import Erase, Recorder, Sync, after_loss, apply
+from tests.power import Erase, Recorder, Sync, Write, after_loss, apply
 from tests.test_lifecycle import append, cut, data, join, make, put
 
 GEOMETRIES = {
@@ -275,3 +277,42 @@ def test_a_freed_record_that_was_not_accepted_covers_no_damage_up(unaccepted, tm
                 assert {own.name: len(own) for own in store} == wanted, (block, offset)
         except KvcodecError:
             continue
+
+
+@pytest.mark.parametrize("what", ["its header's unit, but not the slot", "its header"])
+def test_a_block_that_a_crash_left_and_that_does_not_erase_is_retired(tmp_path, what):
+    """The log is as good as without it, and can be written."""
+    path, recorder = tmp_path / "c", Recorder()
+    with make(path) as store:
+        append(store.sequence("a"), data(30, 1))
+        append(store.sequence("c"), data(64, 3))
+    image = bytearray(path.read_bytes())
+    with recorder.recording(), kv.open(path, "a") as store:
+        append(store.sequence("a"), data(64, 2))
+        block = store.log.fresh.blocks.in_use()[-1].number
+        place, slot = store.device.file_offset(block), store.device._spare_offset(block, 0)
+    for one in recorder.asked:
+        apply(image, one)
+        if isinstance(one, Write) and one.offset == (slot if what == "its header" else place):
+            break
+    path.write_bytes(image)
+    sidecar_path(path).unlink(missing_ok=True)
+    erase, weak = Device.erase, set[int]()
+
+    def erase_or_fail(device, number):
+        weak.update([number] if not weak else [])
+        if number in weak:
+            raise EraseFailed(5, f"block {number} did not erase", "c")
+        erase(device, number)
+
+    with mock.patch.object(Device, "erase", erase_or_fail):
+        with kv.open(path, "a") as store:
+            length = len(store.sequence("a"))
+            assert weak == {block}
+            append(store.sequence("a"), data(64, 7))
+            append(store.sequence("b"), data(128, 8))
+            retired = set(store.device.retired)
+        with kv.open(path, recovery="absolute") as store:
+            assert {own.name: len(own) for own in store} == {"a": length + 64, "b": 128, "c": 64}
+    assert verify_log(path).verdict == "clean"
+    assert retired == weak
