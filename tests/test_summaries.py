@@ -561,3 +561,26 @@ def test_a_full_device_refuses_a_summary_as_a_whole(tmp_path):
     check(sequence, parts)
     assert not sequence.summaries(0)
     store.abandon()
+
+
+def test_tokens_behind_a_window_do_not_come_back_when_the_rows_that_stood_for_them_are_cleaned(tmp_path):
+    """What a summary took is gone in all layers, whichever of their blocks is cleaned first."""
+    parts = data(200, 1)
+    with make(tmp_path / "c", window=64, capacity=64 * 4096) as store:
+        sequence = store.sequence("a")
+        append(sequence, parts)
+        sequence.summarize(140, 160, dict(enumerate(data(10, 50))))
+        append(sequence, data(100, 7))
+        store.sync()
+        maps = store.index.sequences[1].maps
+        summaries = [one for (layer, _), own in maps.items() if layer == 1 for one in own.summaries()]
+        assert store._cleaner.empty({part.place.block for one in summaries for part in one.coded.parts})
+    with kv.open(tmp_path / "c", "a") as store:
+        sequence = store.sequence("a")
+        with contextlib.suppress(ShapeError):  # the window has gone on
+            sequence.truncate(200)
+        own = sequence.read(1)[0].view(np.uint16)
+        gone = parts[1][0][140:160].view(np.uint16)
+        assert not any(np.array_equal(one, row) for one in own for row in gone)
+        if len(sequence) == 200:
+            assert sequence.evicted(1) == sequence.evicted(0)
