@@ -9,7 +9,7 @@ from kvcodec.store.extents import Coded, ExtentMap, Part
 TOKENS = 40
 spans = st.tuples(st.integers(0, TOKENS - 1), st.integers(1, 12))
 actions = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "insert", "drop"]), spans, st.integers(1, 50)), max_size=40
+    st.tuples(st.sampled_from(["insert", "insert", "insert", "drop", "forget"]), spans, st.integers(1, 50)), max_size=40
 )
 
 
@@ -34,6 +34,10 @@ def test_the_highest_lsn_wins_for_each_token(steps):
         if action == "drop":
             extents.drop(first, lsn)
             want = [0 if t >= first and owner <= lsn else owner for t, owner in enumerate(want)]
+        elif action == "forget":
+            end = max((extent.end for extent in extents if extent.end <= first), default=0)
+            extents.forget(end)
+            want[:end] = [0] * end
         elif lsn not in used:
             used.add(lsn)
             extents.insert(Coded(lsn, None, first, count, (Part(NOWHERE, 0, 1, 0),)))

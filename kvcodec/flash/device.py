@@ -273,6 +273,11 @@ class Device(BlockSupply):
         mean = round(sum(counts.values()) / len(counts)) if counts else 0
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
+    def hold_back(self, block: int, cause: RetireCause) -> None:
+        """A block that is not in use takes nothing any more."""
+        self._erased.discard(block)
+        self.failing[block] = cause
+
     def allocate(self, lane: Lane = Lane.FRESH) -> Block:
         """Open the next erased block for programming in a lane, under a generation above every one used before: its
         header takes the first unit. A block whose header can't be programmed is passed over. Raises NoSpace.

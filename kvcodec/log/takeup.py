@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvcodec.errors import EraseFailed, SpecError
 from kvcodec.flash.device import Device
-from kvcodec.layout import FrameType
+from kvcodec.layout import FrameType, RetireCause
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.walk import Walk
@@ -50,15 +50,23 @@ def take_up(device: Device, log: Log) -> Writers:
     unknown = (b for b in range(device.present_blocks()) if b not in accepted and b not in device.retired)
     stale = [block for block in unknown if _touched(device, block).any()]
     device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
-    fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk)) for walk in log.walks)
     if stale:
         device.sync()  # what makes them worthless may have been read before it was on the medium
-    for number in stale:
-        with contextlib.suppress(EraseFailed):  # the cleaner will see
-            device.erase(number)
+    left = {number for number in stale if not _erase(device, number)}
     if stale:
         device.sync()
+    fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk, left)) for walk in log.walks)
     return Writers(fresh, kept)
+
+
+def _erase(device: Device, number: int) -> bool:
+    """Whether a block was erased; if not, the cleaner will retire it."""
+    try:
+        device.erase(number)
+    except EraseFailed:
+        device.hold_back(number, RetireCause.ERASE)
+        return False
+    return True
 
 
 def _is_accepted(walk: Walk, generation: int) -> bool:
@@ -68,12 +76,14 @@ def _is_accepted(walk: Walk, generation: int) -> bool:
     return generation == end.generation or generation in walk.spans
 
 
-def _next_unit(device: Device, walk: Walk) -> int:
-    """The unit of a lane's open block from which on it is erased."""
+def _next_unit(device: Device, walk: Walk, left: set[int]) -> int:
+    """The unit of a lane's open block from which on it is erased. Behind blocks that are left as a crash left them a
+    lane goes on in a fresh one: what begins a block with a session is a gap.
+    """
     block = walk.cursor.block
     if block is None:
         return 0
-    if block.number in device.retired:
+    if left or block.number in device.retired:
         return device.geometry.units_per_block
     used = np.flatnonzero(device.programmed(block.number) | _touched(device, block.number))
     return int(used[-1]) + 1 if used.size else 0

@@ -87,11 +87,12 @@ class ExtentMap:
         self._replace(lo, hi, kept)
 
     def forget(self, end: int) -> None:
-        """Have nothing hold tokens before `end`, as if they had never come; no extent lies across it."""
+        """Have nothing but summaries hold tokens before `end`, as if they had never come; no extent lies across it."""
         self._settle()
         if self._packed is not None:
             self._set_packed(self._packed.take(slice(self._packed.span(0, end).stop, None)))
-        self._replace(*self._span(0, end), [])
+        lo, hi = self._span(0, end)
+        self._replace(lo, hi, [extent for extent in self._extents[lo:hi] if extent.coded.stands_for])
 
     def covering(self, first: int, end: int) -> list[Extent]:
         """The extents that hold any of the tokens first … end - 1, and were not evicted."""

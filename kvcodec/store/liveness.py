@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -57,12 +58,14 @@ class Liveness:
     def _places(self) -> Iterator[Place]:
         """Where records of rows and of sets lie that are alive; some more than once.
 
-        Of a layer with a window those that it needs, or may still need.
+        Of a layer with a window those that it needs, or may still need, and summaries: without them what they stand for
+        would be back where its block is not cleaned yet.
         """
         for sequence in self._index.sequences.values():
             length = sequence.settled
             for (layer, _), extents in sequence.maps.items():
-                for extent in extents.covering(sequence.model.layers[layer].held(length), 1 << 62):
+                needed = extents.covering(sequence.model.layers[layer].held(length), 1 << 62)
+                for extent in itertools.chain(needed, extents.summaries()):
                     yield from (part.place for part in extent.coded.parts)
         yield from (one.place for one in self._index.dictionaries.records())
 
