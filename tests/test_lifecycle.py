@@ -302,6 +302,21 @@ def test_a_layer_with_a_window_that_is_ahead_takes_nothing_from_the_others(tmp_p
     assert verify_log(tmp_path / "c").verdict == "clean"
 
 
+def test_attention_over_a_window_needs_nothing_that_it_has_left(tmp_path):
+    """Blocks behind a window are erased; those who attended to them once, writer and reader, go on."""
+    parts, q = data(600, 1), np.random.default_rng(0).standard_normal((2, 16)).astype(np.float32)
+    with (
+        make(tmp_path / "c", window=100, capacity=1 << 21, durability="step") as store,
+        kv.open(tmp_path / "c") as reader,
+    ):
+        for t in range(0, 600, 10):
+            append(store.sequence("a"), [tuple(x[t : t + 10] for x in own) for own in parts])
+            if t % 100 == 90:
+                store.compact()
+            outs = [one.sequence("a").attend(1, q) for one in (store, reader)]
+            assert np.array_equal(*outs)
+
+
 def test_half_the_sequences_dropped_is_half_the_file(tmp_path):
     path = tmp_path / "c"
     with make(path, capacity=1 << 24, device="page=1024,unit=256,block=16384") as store:
