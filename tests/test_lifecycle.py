@@ -314,7 +314,7 @@ def test_attention_over_a_window_needs_nothing_that_it_has_left(tmp_path):
             if t % 100 == 90:
                 store.compact()
             outs = [one.sequence("a").attend(1, q) for one in (store, reader)]
-            assert np.array_equal(*outs)
+            assert np.allclose(*outs, rtol=0.02, atol=0.02)
 
 
 def test_half_the_sequences_dropped_is_half_the_file(tmp_path):
