@@ -57,17 +57,16 @@ class StreamPlaces:
         self._others: list[NDArray[np.int64]] = []  # tables that places name
         self._copied: list[tuple[Extent, Found]] = []  # records among them that no kernel can read in the map
         self._first = self._end = first
-        self._blocks: dict[tuple[int, int], Place] = {}
         self._mapped: list[tuple[Place, int]] = []  # of each place that is known: of which record, and its bytes
+        self._blocks: dict[tuple[int, int], int] = {}  # the last of these places in each block
         self._waiting: dict[tuple[int, int], Found] = {}
         self._changes = self._extents.changes
 
     def find(
         self, first: int, end: int, open_: OpenRows | None, outgoing: Outgoing, forms: list[Form]
     ) -> tuple[Found, list[Place]]:
-        """Tokens first … end - 1, as far as they are there, and a record of each block that they are read from.
-
-        Raises CorruptRecord.
+        """Tokens first … end - 1, as far as they are there, and a record of each block that they, or later ones, are
+        read from. Raises CorruptRecord.
         """
         found = Found(forms)
         if first >= end:
@@ -86,7 +85,8 @@ class StreamPlaces:
                 self._add_codes(found, border, rows, outgoing.policy.spec)
             else:
                 found.add_raw(border, rows, self._dtype)
-        return found, list(self._blocks.values())
+        before = int(np.searchsorted(self._known.end, first, side="right"))
+        return found, [self._mapped[last][0] for last in self._blocks.values() if last >= before]
 
     def _learn(self, extents: list[Extent]) -> int:
         """Enter records at the end of what is known, up to the first one that waits for its unit to fill: how many.
@@ -105,7 +105,7 @@ class StreamPlaces:
                 if mapped is not None:
                     form = self._number(mapped.form)
                     rows.append((extent.first, extent.end, mapped.byte, form, mapped.start, mapped.kept))
-                    self._blocks[place.block, place.generation] = place
+                    self._blocks[place.block, place.generation] = len(self._mapped)
                     self._mapped.append((place, mapped.size))
                 elif len(self._copied) < _COPIES_MAX:
                     self._copied.append((extent, self._copy(extent)))
