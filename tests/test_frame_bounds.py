@@ -156,11 +156,13 @@ def test_what_the_header_of_a_frame_may_say(fields, error):
         frame = read(data)
         assert {name: getattr(frame.id, name) for name in fields} == fields
     else:
-        where = BASE if "records" in fields else BASE + OFFSET
-        with pytest.raises(error, match="at byte") as raised:
+        why, at = "", BASE + OFFSET
+        if "records" in fields:
+            end = len(data) - FRAME_TRAILER.itemsize
+            why = "no record where the frame counts one" if fields["records"] else "bytes after the last record"
+            at += end if fields["records"] else FRAME_HEADER.itemsize
+        with pytest.raises(error, match=f"at byte {at}: .*{why}"):
             read(data)
-        if error is CorruptRecord:
-            assert where <= raised.value.offset < BASE + OFFSET + len(data)
 
 
 @pytest.mark.parametrize("type_", [0x80, 0x81, 0xFF])
@@ -223,6 +225,15 @@ def test_a_record_of_an_unknown_kind_may_have_a_header_and_no_more():
     frame = read(frame_of(seal(record, kind=0x85, version=1), seal(forged_step(0))))
     assert [int(header["kind"]) for _, header in frame.records] == [0x85, Kind.STEP]
     assert frame.records[0][1].dtype == RECORD_HEADER
+
+
+@pytest.mark.parametrize("length", [0, 8, RECORD_HEADER.itemsize - 1])
+def test_a_header_is_as_long_as_the_common_one_even_where_it_is_skipped(length):
+    header = np.zeros((), RECORD_HEADER)
+    header["kind"], header["version"], header["header_bytes"] = 0x85, 1, length
+    header["header_crc"] = crc32c(header.tobytes()[4:length])
+    with pytest.raises(CorruptRecord, match="record header length"):
+        read(frame_of((header.tobytes(), b"")))
 
 
 @pytest.mark.parametrize("kind", HEADERS)

@@ -8,6 +8,7 @@ import pytest
 
 from kvcodec.errors import BlockErased, CorruptRecord, KvcodecError, TruncatedLog
 from kvcodec.flash.device import Device
+from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FREED_RUN, FrameType, Kind, Lane
 from kvcodec.log import walk as walk_module
@@ -16,6 +17,7 @@ from kvcodec.log.frame import new_record
 from kvcodec.log.located import NOWHERE, Place
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import BadRange, Recovery, Report
+from kvcodec.log.takeup import take_up
 from kvcodec.log.walk import Span, Walk
 from tools.golden import forge as forging
 from tools.golden.forge import Forge
@@ -108,7 +110,9 @@ def walk(forge, recovery="torn-tail", known=(0, 0)):
     found = []
     for read, few in ((Log.poll, 8), (Log.poll_table, 8), (Log.poll_table, 1)):
         with opened(forge, recovery, known) as log, mock.patch.object(walk_module, "_FEW", few):
-            found.append(([int(one.header["lsn"]) for one in read(log)], log.report, log.fresh.spans))
+            lsns = [int(one.header["lsn"]) for one in read(log)]
+            ends = [(each.cursor, each.spans, each.counters(), each.lsn, each.stopped) for each in log.walks]
+            found.append((lsns, log.report, ends, log.totals, log.lsn))
     assert found[0] == found[1] == found[2]
     return found[0][:2]
 
@@ -187,6 +191,19 @@ def test_what_is_counted_of_frames(forge):
         used = int(log.device.programmed(1).sum()) * 64
         assert log.fresh.counters().programmed == totals.programmed + used
         assert log.lsn == 5
+
+
+def test_many_frames_are_not_read_one_by_one(forge):
+    """But for the first few of them; and those of further blocks are not either."""
+    for generation in range(2, 5):
+        for _ in range(40):
+            forge.frame()
+        forge.begin_block(generation)
+    own = walk_module.read_frame
+    with opened(forge) as log, mock.patch.object(walk_module, "read_frame", side_effect=own) as careful:
+        log.poll_table()
+        assert log.report == Report(120)
+        assert careful.call_count < 2 * walk_module._FEW
 
 
 # -- the end of what is good ------------------------------------------------------------------------------------------
@@ -394,6 +411,20 @@ def test_a_gap_may_have_blocks_of_which_only_the_header_is_there(forge):
     assert walk(forge, "absolute") == ([1, 2, 3], Report(3, gaps=[gap]))
 
 
+def test_units_that_were_never_programmed_are_no_end(forge):
+    """Of a torn frame any of the units may be missing: what lies behind it goes on all the same."""
+    forge.steps(2)
+    start, unit = here(forge), forge.offset // forge.unit
+    number, crc = forge.number, forge.crc
+    forge.frame(forge.seal(forged_step(2, tokens=4)))
+    forge.number, forge.crc = number, crc
+    for missing in range(unit, unit + 6):
+        forge.device.image.write(forge.device._spare_offset(0, missing), bytes(16))
+    third = step(forge, session=2, session_start=3, durable=2)
+    gap = BadRange(start, third, "the frame reaches into a unit that is not programmed", "gap")
+    assert walk(forge, "absolute") == ([1, 2, 4], Report(3, gaps=[gap]))
+
+
 @pytest.mark.parametrize("recovery", Recovery)
 @pytest.mark.parametrize("other", [False, True])
 def test_padding_that_is_zeros_no_longer_costs_no_row(forge, recovery, other):
@@ -513,6 +544,7 @@ def test_the_first_frames_may_be_freed(forge, frames):
 def test_what_lane_kept_says_meanwhile_is_asked_for(forge, read):
     """A writer frees frames and erases their block after lane KEPT was looked at, before lane FRESH is."""
     cleaned(forge, 0, 0, behind=False)
+    forge.steps(1)
     with opened(forge) as log:
         fresh = log.fresh
         own = {name: getattr(fresh, name) for name in ("poll", "poll_table")}
@@ -526,8 +558,8 @@ def test_what_lane_kept_says_meanwhile_is_asked_for(forge, read):
         with mock.patch.multiple(fresh, poll=lambda: live("poll"), poll_table=lambda: live("poll_table")):
             found = read(log)
         records = [*found.fresh, *found.moved] if read is Log.follow else found
-        assert [int(one.header["lsn"]) for one in records] == [1, 2, 5, 6, 7]
-        assert log.lsn == 7
+        assert [int(one.header["lsn"]) for one in records] == [1, 2, 5, 6, 7, 8]
+        assert log.lsn == 8
 
 
 # -- lane KEPT --------------------------------------------------------------------------------------------------------
@@ -791,6 +823,44 @@ def test_another_record_than_the_one_that_is_known(forge):
         with pytest.raises(CorruptRecord, match="another record") as raised:
             log.load_one(one._replace(header=other.header))
         assert raised.value.offset == log.device.file_offset(one.place.block, one.place.offset)
+
+
+def test_a_record_of_a_block_that_is_erased_while_it_is_read_is_none(forge):
+    """Its bytes were whole when they were checked; who knows when they were copied."""
+    forge.begin_block(2)
+    forge.steps(1)
+    own = Log.load
+    with opened(forge) as log:
+        (one,) = log.poll()
+
+        def erased(log_, place):
+            found = own(log_, place)
+            forge.device.erase(place.block)
+            return found
+
+        with mock.patch.object(Log, "load", erased), pytest.raises(BlockErased):
+            log.load_one(one)
+
+
+def test_what_waits_in_memory_is_not_sensed(forge):
+    """A device's reads fail; what no unit holds yet is not read from it."""
+    forge.steps(1)
+    forge.device.close()
+    device = Device.open(forge.path, writable=True)
+    log = Log(device)
+    log.poll()
+    device.fail_by(Faults(1, flips=1e-12))
+    writers = take_up(device, log)
+    (one,) = writers.fresh.append([new_record(Kind.STEP, bytes(range(100)), sequence=1)])
+    with mock.patch.object(device, "sense") as sense:
+        assert log.waits(one.place)
+        body = log.load_one(one)[1]
+        sense.assert_not_called()
+        writers.fresh.sync()
+        assert not log.waits(one.place)
+        assert np.array_equal(log.load_one(one)[1], body)
+        sense.assert_called_once_with(one.place.block, one.place.offset, 64 + len(body))
+    device.close()
 
 
 def test_recovery_modes_have_names():
