@@ -3,6 +3,7 @@
 import contextlib
 import os
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -251,6 +252,12 @@ def test_what_is_no_file_is_no_sidecar(cleaned, make):
     whole = read(path)
     sidecar_path(path).rmdir() if make is os.mkdir else sidecar_path(path).unlink()
     assert whole == read(path)
+
+
+def test_a_sidecar_that_the_system_does_not_give_is_none(cleaned):
+    path, parts = cleaned
+    with mock.patch("kvcodec.log.sidecar.open", side_effect=OSError(5, "broken"), create=True):
+        assert_unknown(path, parts.join())
 
 
 def test_a_lane_without_a_block_has_no_place(tmp_path):

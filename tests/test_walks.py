@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import kvcodec as kv
 from kvcodec.errors import BlockErased, CorruptRecord, KvcodecError, TruncatedLog
 from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
@@ -19,6 +20,7 @@ from kvcodec.log.reader import Log
 from kvcodec.log.recover import BadRange, Recovery, Report
 from kvcodec.log.takeup import take_up
 from kvcodec.log.walk import Span, Walk
+from tests.caches import TINY, rows, tiny_model
 from tools.golden import forge as forging
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_step
@@ -206,6 +208,30 @@ def test_many_frames_are_not_read_one_by_one(forge):
         assert careful.call_count < 2 * walk_module._FEW
 
 
+def test_a_block_whose_header_is_damaged_is_counted_by_what_is_read(tmp_path):
+    """The others say what had been written before them."""
+    with kv.open(tmp_path / "c", "w", model=tiny_model(), device=TINY, k="raw", v="raw", residual=0) as store:
+        for turn in range(3):
+            for layer in range(2):
+                span = range(100 * turn, 100 * turn + 100)
+                store.sequence("a").append(layer, *(rows(layer, stream, span) for stream in "kv"))
+        device = store.device
+    good, found = (tmp_path / "c").read_bytes(), []
+    for damaged in (None, 0, 1, 2):
+        raw = bytearray(good)
+        if damaged is not None:
+            raw[device.file_offset(damaged, 20)] ^= 1
+        (tmp_path / "c").write_bytes(raw)
+        own = Device.open(tmp_path / "c")
+        assert own.present_blocks() > 3
+        log = Log(own)
+        log.poll_table()
+        found.append((log.totals, log.fresh.counters(), log.report))
+        own.close()
+    assert found[0][0].framed > 0
+    assert found == found[:1] * 4
+
+
 # -- the end of what is good ------------------------------------------------------------------------------------------
 
 
@@ -247,6 +273,20 @@ def test_a_torn_tail_is_forgotten_at_a_regular_end(forge):
             forge.device.image.write(forge.device._spare_offset(0, unit), bytes(16))
         assert log.poll() == []
         assert log.report == Report(2)
+
+
+def test_a_tail_that_was_finished_is_not_torn_where_damage_follows(forge):
+    forge.steps(1)
+    at = here(forge) + 70
+    lost(forge)
+    with opened(forge, "point-in-time") as log:
+        log.poll()
+        assert log.report.torn is not None
+        forge.device.image.write(at, bytes([forge.device.image.view(at, 1)[0] ^ 1]))
+        start = lost(forge)
+        forge.steps(1)
+        assert [int(one.header["lsn"]) for one in log.poll()] == [2]
+        assert log.report == Report(2, damage=[BadRange(start, size(forge), "frame checksum", "damage")])
 
 
 @pytest.mark.parametrize("known", [2, 3])
@@ -316,6 +356,19 @@ def test_damage_ends_where_the_walk_goes_on(forge, elsewhere):
     assert walk(forge, "point-in-time") == ([1, 2], Report(2, damage=[bad]))
     bad = BadRange(start, end_of(forge, block) if elsewhere == "before" else fourth, "frame checksum", "damage")
     assert walk(forge, "skip-damaged") == ([1, 2, 4, 5], Report(4, damage=[bad]))
+
+
+def test_a_first_frame_that_is_lost_is_lost_from_the_beginning_of_the_file(forge):
+    """Where its block is not known: that of which only the header is there may have held it."""
+    forge.begin_block(2)
+    lost(forge)
+    second = step(forge)
+    bad = BadRange(0, second, "the first block does not begin with the first frame", "damage")
+    assert walk(forge, "skip-damaged") == ([2], Report(1, damage=[bad]))
+    assert refused(forge, "torn-tail")[0] == 0
+    with opened(forge, "skip-damaged") as log:
+        log.poll()
+        assert log.fresh.broken == []
 
 
 def test_what_is_known_of_frames_that_are_lost(forge):
@@ -560,6 +613,7 @@ def test_what_lane_kept_says_meanwhile_is_asked_for(forge, read):
         records = [*found.fresh, *found.moved] if read is Log.follow else found
         assert [int(one.header["lsn"]) for one in records] == [1, 2, 5, 6, 7, 8]
         assert log.lsn == 8
+        assert log.report == Report(6)
 
 
 # -- lane KEPT --------------------------------------------------------------------------------------------------------
