@@ -321,6 +321,19 @@ def test_a_record_lies_where_its_kind_is_aligned(kind):
         assert at == next(n for n in itertools.count(end) if n % alignment == 0)
 
 
+def test_a_record_that_is_not_aligned_is_named_by_its_place():
+    header, body = seal(forged_group(), kind=Kind.STEP)  # laid at the next multiple of 8
+    data = frame_of(seal(new_record(Kind.STEP, b"")), (header, body))
+    at = FRAME_HEADER.itemsize + HEADERS[Kind.STEP].itemsize
+    assert (OFFSET + at) % RECORD_ALIGNMENT[Kind.GROUP]
+    row = np.frombuffer(data, HEADERS[Kind.GROUP], 1, at)[0]
+    row["kind"] = Kind.GROUP
+    row["header_crc"] = crc32c(row.tobytes()[4:])
+    repair(data, UUID)
+    with pytest.raises(CorruptRecord, match=f"at byte {BASE + OFFSET + at}: the record is not aligned"):
+        read(data)
+
+
 def test_drops_are_counted_modulo_two_to_the_32():
     assert count_drops(5, []) == 5
     assert count_drops(5, [Kind.DROP, Kind.STEP, Kind.DROP]) == 7

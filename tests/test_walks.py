@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import kvcodec as kv
-from kvcodec.errors import BlockErased, CorruptRecord, KvcodecError, TruncatedLog
+from kvcodec.errors import BlockErased, CorruptRecord, KvcodecError, TruncatedLog, UnsupportedVersion
+from kvcodec.flash.block import Counters
 from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
@@ -151,7 +152,8 @@ def test_blocks_of_which_only_the_header_is_there_hold_no_frames_yet(forge, reco
 def test_an_empty_log_is_an_empty_log(tmp_path):
     device = Device.create(tmp_path / "c", Geometry.parse("page=512,unit=64,block=8192"), blocks=4)
     log = Log(device)
-    assert (log.poll(), list(log.poll_table()), log.report) == ([], [], Report())
+    assert (log.poll(), list(log.poll_table()), log.report, log.lsn) == ([], [], Report(), 0)
+    assert (log.totals, log.cursor) == (Counters(), walk_module.Cursor())
     log = Log(device, Recovery.POINT_IN_TIME)
     log.fresh.known_durable = 1
     assert log.poll() == []
@@ -740,8 +742,8 @@ def test_a_record_that_frees_may_be_behind_the_frame_that_a_slot_points_at(tmp_p
 # -- others are at work -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, good):
+@pytest.mark.parametrize("wrong", [None, CorruptRecord(0, "another's"), UnsupportedVersion("another's")])
+def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, wrong):
     """Whether it was whole by then, or what is not there any more looked wrong."""
     forge.steps(2)
     forge.begin_block(2)
@@ -753,8 +755,8 @@ def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, good)
         if options["generation"] == 2 and not calls:
             calls.append(offset)
             forge.device.erase(1)
-            if not good:
-                raise CorruptRecord(0, "what is read now is another's")
+            if wrong is not None:
+                raise wrong
         return frame
 
     with opened(forge) as log, mock.patch.object(walk_module, "read_frame", erased):
