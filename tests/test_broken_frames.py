@@ -7,7 +7,7 @@ import pytest
 
 from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
-from kvcodec.layout import ALIGNMENT, FORMAT_VERSION, FRAME_HEADER, GROUP_HEADER, Kind
+from kvcodec.layout import ALIGNMENT, FORMAT_VERSION, FRAME_HEADER, GROUP_HEADER, Kind, frame_magic
 from kvcodec.log.broken import records_of
 from kvcodec.log.frame import new_record
 from kvcodec.log.reader import Log
@@ -120,8 +120,10 @@ def test_a_frame_that_is_another_one_is_not_known(forge, field):
     assert saved(forge) == []
 
 
-@pytest.mark.parametrize(("field", "value"), [("version", 2), ("flags", 1), ("type", 0x81), ("type", 3)])
-def test_a_frame_of_another_version_or_type_is_not_known(forge, field, value):
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", 2), ("flags", 1), ("type", 0x81), ("type", 3), ("magic", frame_magic(2))]
+)
+def test_a_frame_of_another_version_type_or_generation_is_not_known(forge, field, value):
     lose(forge, HEAD + 70, patch=frame_field(field, value))
     assert saved(forge) == []
 

@@ -192,6 +192,7 @@ def test_a_block_header_that_is_wrong_in_one_field_is_refused(fields):
 
 
 def test_counters_are_added_field_by_field():
+    assert Counters() == Counters(0, 0, 0, 0)
     assert Counters(1, 2, 3, 4) + Counters(10, 20, 30, 40) == Counters(11, 22, 33, 44)
     assert Counters(1000, 500, 0, 250).programmed_to_compact == 500
     assert Counters(1000, 500, 0, 0).programmed_to_compact == 0
@@ -393,6 +394,7 @@ def test_units_wear_out_by_the_number_of_their_reads():
     good = int((~grave).argmax())
     assert errors.read(2, good, 1, 0) is None
     assert errors.read(3, 0, 8, 0) is None  # another block has reads of its own
+    assert (errors.of_block(2), errors.corrected, errors.due) == ((0, 0), 0, set())  # nothing flipped
     errors.erased(2)
     assert errors.read(2, 0, 8, 1) is None
     for _ in range(3):

@@ -13,6 +13,7 @@ from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FREED_RUN, FrameType, Kind, Lane
+from kvcodec.log import reader as reader_module
 from kvcodec.log import walk as walk_module
 from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.frame import new_record
@@ -206,7 +207,7 @@ def test_many_frames_are_not_read_one_by_one(forge):
     own = walk_module.read_frame
     with opened(forge) as log, mock.patch.object(walk_module, "read_frame", side_effect=own) as careful:
         log.poll_table()
-        assert log.report == Report(120)
+        assert (log.report, log.lsn) == (Report(120), 0)
         assert careful.call_count < 2 * walk_module._FEW
 
 
@@ -873,12 +874,22 @@ def test_another_record_than_the_one_that_is_known(forge):
     forge.steps(2)
     with opened(forge) as log:
         one, other = log.poll()
-        header, body = log.load_one(one)
-        assert header.tobytes() == one.header.tobytes()
-        assert body.tobytes() == bytes(forged_step(0).body)
         with pytest.raises(CorruptRecord, match="another record") as raised:
             log.load_one(one._replace(header=other.header))
         assert raised.value.offset == log.device.file_offset(one.place.block, one.place.offset)
+
+
+def test_a_record_that_was_loaded_stays_what_it_was(forge):
+    """Whatever becomes of its block."""
+    forge.steps(1)
+    with opened(forge) as log:
+        (one,) = log.poll()
+        header, body = log.load_one(one)
+        place = log.device.file_offset(one.place.block, one.place.offset)
+        forge.device.image.write(place, bytes(header.nbytes + body.size))
+        assert not log.device.data(one.place.block, one.place.offset, 100).any()
+        assert header.tobytes() == one.header.tobytes()
+        assert body.tobytes() == bytes(forged_step(0).body)
 
 
 def test_a_record_of_a_block_that_is_erased_while_it_is_read_is_none(forge):
@@ -896,6 +907,25 @@ def test_a_record_of_a_block_that_is_erased_while_it_is_read_is_none(forge):
 
         with mock.patch.object(Log, "load", erased), pytest.raises(BlockErased):
             log.load_one(one)
+
+
+@pytest.mark.parametrize("wrong", [CorruptRecord(0, "another's"), UnsupportedVersion("another's")])
+@pytest.mark.parametrize("erased", [True, False])
+def test_what_is_wrong_with_a_record_that_is_erased_is_that_it_was_erased(forge, wrong, erased):
+    forge.begin_block(2)
+    forge.steps(1)
+    with opened(forge) as log:
+        (one,) = log.poll()
+
+        def fail(data, base):
+            if erased:
+                forge.device.erase(one.place.block)
+            raise wrong
+
+        kind = BlockErased if erased else type(wrong)
+        with mock.patch.object(reader_module, "_read_record", fail), pytest.raises(kind) as raised:
+            log.load(one.place)
+        assert raised.type is kind
 
 
 def test_what_waits_in_memory_is_not_sensed(forge):
