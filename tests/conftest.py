@@ -25,10 +25,11 @@ settings.load_profile("soak" if SOAK else "repeatable")
 COVERED = {
     f"test_{name}"
     for name in (
-        "attention_store", "bounded", "bounded_product", "bulk_verify", "codecs", "coding", "crash", "damage", "device",
-        "dictionary", "durability", "extents", "failing_units", "faults", "formats", "golden", "growing", "identity",
-        "layers", "lifecycle", "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises",
-        "repair", "rows", "shapes", "store", "summaries",
+        "attention_store", "bounded", "bounded_product", "broken_frames", "bulk_verify", "codecs", "coding", "crash",
+        "damage", "device", "dictionary", "durability", "extents", "failing_units", "faults", "forged_sidecar",
+        "formats", "frame_bounds", "golden", "growing", "identity", "layers", "lifecycle", "machine", "opening",
+        "power_loss", "predicted_logs", "product_logs", "promises", "recovery", "repair", "rows", "shapes", "store",
+        "summaries", "takeup", "walks",
     )
 }  # fmt: skip
 

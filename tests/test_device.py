@@ -20,10 +20,11 @@ from kvcodec.errors import (
     UnsupportedVersion,
 )
 from kvcodec.flash import image as image_module
+from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.geometry import PRESETS, Geometry
 from kvcodec.flash.image import Image
-from kvcodec.layout import NO_FRAME, Lane
+from kvcodec.layout import NO_FRAME, SUPERBLOCK, Lane
 from tests.caches import GEOMETRIES, TINY
 from tests.children import Child
 
@@ -365,6 +366,59 @@ def test_superblocks_and_their_refusals(tmp_path):
         path.write_bytes(raw)
         with pytest.raises(error):
             Device.open(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"), [(0, BadMagic), (7, BadMagic), (8, TruncatedLog), (4095, TruncatedLog), (4096, None)]
+)
+def test_one_whole_superblock_will_do(tmp_path, size, error):
+    path = tmp_path / "d"
+    new_device(path).close()
+    path.write_bytes(path.read_bytes()[:size])
+    if error is None:
+        device = Device.open(path)
+        assert (device.geometry, device.blocks, device.present_blocks()) == (TINY, 4, 0)
+        device.close()
+        return
+    with pytest.raises(error):
+        Device.open(path)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_two_bad_superblocks_the_first_one_is_named(tmp_path, swapped):
+    path = tmp_path / "d"
+    new_device(path).close()
+    raw = bytearray(path.read_bytes())
+    raw[4096 * (not swapped) + 40] ^= 1  # a checksum
+    raw[4096 * swapped + 8] ^= 8  # a version
+    path.write_bytes(raw)
+    error, told = (CorruptRecord, "at byte 0: ") if swapped else (UnsupportedVersion, "format version 9")
+    with pytest.raises(error, match=told):
+        Device.open(path)
+
+
+@pytest.mark.parametrize("byte", [SUPERBLOCK.fields["reserved"][1], SUPERBLOCK.fields["crc"][1] - 1])
+def test_each_reserved_byte_of_a_superblock_is_looked_at(tmp_path, byte):
+    path = tmp_path / "d"
+    new_device(path).close()
+    raw = bytearray(path.read_bytes())
+    for at in (0, 4096):
+        raw[at + byte] = 1
+        raw[at + 124 : at + 128] = crc32c(bytes(raw[at : at + 124])).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UnsupportedVersion, match="reserved"):
+        Device.open(path)
+
+
+@pytest.mark.parametrize("byte", [128, 4095])
+def test_each_byte_behind_a_superblock_is_looked_at(tmp_path, byte):
+    path = tmp_path / "d"
+    new_device(path).close()
+    raw = bytearray(path.read_bytes())
+    raw[byte] = raw[4096 + byte] = 1
+    path.write_bytes(raw)
+    with pytest.raises(UnsupportedVersion, match="reserved"):
+        Device.open(path)
 
 
 def test_geometries():
