@@ -13,15 +13,17 @@ from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
 from kvcodec.flash.geometry import Geometry
 from kvcodec.layout import FREED_RUN, FrameType, Kind, Lane
+from kvcodec.log import lane_frames as frames_module
 from kvcodec.log import reader as reader_module
 from kvcodec.log import walk as walk_module
 from kvcodec.log.blocks import BlockOrder
+from kvcodec.log.cursor import Cursor, Span
 from kvcodec.log.frame import new_record
+from kvcodec.log.lane_frames import LaneFrames
 from kvcodec.log.located import NOWHERE, Place
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import BadRange, Recovery, Report
 from kvcodec.log.takeup import take_up
-from kvcodec.log.walk import Span, Walk
 from tests.caches import TINY, rows, tiny_model
 from tools.golden import forge as forging
 from tools.golden.forge import Forge
@@ -154,7 +156,7 @@ def test_an_empty_log_is_an_empty_log(tmp_path):
     device = Device.create(tmp_path / "c", Geometry.parse("page=512,unit=64,block=8192"), blocks=4)
     log = Log(device)
     assert (log.poll(), list(log.poll_table()), log.report, log.lsn) == ([], [], Report(), 0)
-    assert (log.totals, log.cursor) == (Counters(), walk_module.Cursor())
+    assert (log.totals, log.cursor) == (Counters(), Cursor())
     log = Log(device, Recovery.POINT_IN_TIME)
     log.fresh.known_durable = 1
     assert log.poll() == []
@@ -173,7 +175,7 @@ def test_spans_are_the_frames_of_blocks(forge):
             with opened(forge) as log, mock.patch.object(walk_module, "_FEW", few):
                 read(log)
                 assert log.fresh.spans == {1: Span(64, 1, 4, 0), 5: Span(64, 4, 6, third)}
-                assert log.cursor == walk_module.Cursor(log.cursor.block, forge.offset, 5, forge.crc, 4, 1, 0)
+                assert log.cursor == Cursor(log.cursor.block, forge.offset, 5, forge.crc, 4, 1, 0)
                 assert log.cursor.block.generation == 5
 
 
@@ -204,8 +206,8 @@ def test_many_frames_are_not_read_one_by_one(forge):
         for _ in range(40):
             forge.frame()
         forge.begin_block(generation)
-    own = walk_module.read_frame
-    with opened(forge) as log, mock.patch.object(walk_module, "read_frame", side_effect=own) as careful:
+    own = frames_module.read_frame
+    with opened(forge) as log, mock.patch.object(frames_module, "read_frame", side_effect=own) as careful:
         log.poll_table()
         assert (log.report, log.lsn) == (Report(120), 0)
         assert careful.call_count < 2 * walk_module._FEW
@@ -749,7 +751,7 @@ def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, wrong
     forge.steps(2)
     forge.begin_block(2)
     forge.steps(1)
-    own, calls = walk_module.read_frame, []
+    own, calls = frames_module.read_frame, []
 
     def erased(data, offset, **options):
         frame = own(data, offset, **options)
@@ -760,7 +762,7 @@ def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, wrong
                 raise wrong
         return frame
 
-    with opened(forge) as log, mock.patch.object(walk_module, "read_frame", erased):
+    with opened(forge) as log, mock.patch.object(frames_module, "read_frame", erased):
         assert [int(one.header["lsn"]) for one in log.poll()] == [1, 2]
         assert log.poll() == []
         assert log.report == Report(2)
@@ -808,16 +810,16 @@ def test_a_writer_that_finishes_a_frame_while_a_reader_looks_further_is_followed
     forge.steps(2)
     start = forge.offset
     forge.steps(2)
-    at, own = forge.device.file_offset(0, start) + 70, Walk._later_frames
+    at, own = forge.device.file_offset(0, start) + 70, LaneFrames.beyond
     byte = forge.device.image.view(at, 1)[0]
     forge.device.image.write(at, bytes([byte ^ 1]))
 
-    def later(walk_):
-        found = list(own(walk_))
+    def later(*place):
+        found = list(own(*place))
         forge.device.image.write(at, bytes([byte]))
         return found
 
-    with opened(forge) as log, mock.patch.object(Walk, "_later_frames", later):
+    with opened(forge) as log, mock.patch.object(LaneFrames, "beyond", later):
         assert [int(one.header["lsn"]) for one in log.poll()] == [1, 2, 3, 4]
         assert log.report == Report(4)
 
