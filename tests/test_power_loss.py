@@ -4,6 +4,7 @@ nothing is ever there that nobody wrote.
 
 import contextlib
 import itertools
+import os
 import random
 from unittest import mock
 
@@ -316,3 +317,29 @@ def test_a_block_that_a_crash_left_and_that_does_not_erase_is_retired(tmp_path, 
             assert {own.name: len(own) for own in store} == {"a": length + 64, "b": 128, "c": 64}
     assert verify_log(path).verdict == "clean"
     assert retired == weak
+
+
+@pytest.mark.parametrize("device", ["page=256,unit=256,block=4096", "tlc"])
+@pytest.mark.parametrize("share", [0.5, 0.75])
+def test_a_unit_that_the_file_ends_within_stays_what_it_was_taken_for(tmp_path, device, share):
+    """A frame that fits the part of its unit that is there, behind which come zeros as soon as the file grows."""
+    path, unit = tmp_path / "c", kv.Geometry.parse(device).unit_bytes
+    capacity = 64 * kv.Geometry.parse(device).block_bytes
+    with make(path, device=device, capacity=capacity, durability="step") as store:
+        append(store.sequence("a"), data(64, 1))
+        append(store.sequence("b"), data(10, 2))
+        store.drop("b")
+        store.abandon()
+    sidecar_path(path).unlink(missing_ok=True)
+    os.truncate(path, path.stat().st_size - round(unit * (1 - share)))
+    with kv.open(path) as store:
+        found = store.sequences()
+    for session in range(3):
+        with kv.open(path, "a", durability="step") as store:
+            assert store.sequences() == found
+            append(store.sequence("a"), data(64, 3 + session))
+            store.abandon()
+    with kv.open(path) as store:
+        assert store.sequences() == found
+        assert len(store.sequence("a")) == 4 * 64
+    assert verify_log(path).verdict == "clean"
