@@ -22,6 +22,7 @@ from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.store.ending import drop_record
 from kvcodec.store.entering import KINDS
+from tests.power import Recorder, after_loss
 from tests.test_golden import GOLDEN, INDEX
 from tests.test_lifecycle import append, check, cut, data, join, make
 
@@ -455,3 +456,21 @@ def test_a_killed_repair_is_begun_anew(log, tmp_path):
     make(making).close()
     assert kv.repair(log, tmp_path / "new").is_whole
     assert sorted(os.listdir(tmp_path)) == ["new", "new.idx"]
+
+
+def test_an_append_that_a_crash_cut_short_is_no_damage_where_a_layer_has_a_window(tmp_path):
+    """The window has left what was never written: the sequence is as long as it can be read, and nothing is lost."""
+    path, recorder = tmp_path / "c", Recorder()
+    with make(path, window=40, sinks=4) as store:
+        append(store.sequence("a"), data(64, 1))
+    before = path.read_bytes()
+    with recorder.recording(), kv.open(path, "a") as store:
+        append(store.sequence("b"), data(110, 2))
+        store.abandon()
+    for count in range(1, len(recorder.asked) + 1):
+        path.write_bytes(after_loss(before, recorder.asked, count, 64))
+        sidecar_path(path).unlink(missing_ok=True)
+        assert verify_log(path).verdict in ("clean", "torn tail"), count
+        report = kv.repair(path, tmp_path / "new", overwrite=True)
+        assert report.is_whole
+        assert read(tmp_path / "new") == read(path)
