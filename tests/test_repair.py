@@ -466,6 +466,7 @@ def test_an_append_that_a_crash_cut_short_is_no_damage_where_a_layer_has_a_windo
     before = path.read_bytes()
     with recorder.recording(), kv.open(path, "a") as store:
         append(store.sequence("b"), data(110, 2))
+        store.sync()
         store.abandon()
     for count in range(1, len(recorder.asked) + 1):
         path.write_bytes(after_loss(before, recorder.asked, count, 64))
