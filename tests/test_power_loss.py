@@ -332,8 +332,9 @@ def test_a_unit_that_the_file_ends_within_stays_what_it_was_taken_for(tmp_path, 
         store.abandon()
     sidecar_path(path).unlink(missing_ok=True)
     os.truncate(path, path.stat().st_size - round(unit * (1 - share)))
-    with kv.open(path) as store:
+    with kv.open(path, "a") as store:
         found = store.sequences()
+        store.abandon()
     for session in range(3):
         with kv.open(path, "a", durability="step") as store:
             assert store.sequences() == found

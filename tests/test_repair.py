@@ -299,7 +299,7 @@ def test_a_drop_in_a_unit_whose_slot_is_damaged_still_holds(log, tmp_path):
 def test_what_does_not_fit_gets_more_blocks(tmp_path):
     """The last record of a block may have been split; a copy of its parts is not."""
     device = "page=256,unit=64,block=4096"
-    store = make(tmp_path / "log", k="int4/channel/g16", v="int4/token/g16", device=device, capacity=12 * 4096)
+    store = make(tmp_path / "log", k="int4/channel/g16", v="int4/token/g16", device=device, capacity=11 * 4096)
     with contextlib.suppress(NoSpace):
         for n in range(100):
             append(store.sequence("a"), data(37, n))

@@ -129,6 +129,19 @@ class Device(BlockSupply):
         """How many blocks the file reaches into."""
         return min(self.blocks, -(-max(0, self.image.size - _FIRST_BLOCK) // self.geometry.stride))
 
+    def complete_last_unit(self) -> bool:
+        """Have the file hold all of a unit that it ends within and whose slot is set, as a crash leaves one; whether
+        there is one. Else the unit would be programmed once the file is longer, behind a writer that had gone on
+        without it. Raises DeviceError.
+        """
+        block, inside = divmod(self.image.size - _FIRST_BLOCK, self.geometry.stride)
+        unit, held = divmod(inside - self.geometry.spare_area, self.geometry.unit_bytes)
+        known = block >= 0 and 0 <= unit < self.geometry.units_per_block
+        if not (known and held and self._words(block, unit, 1).any()):
+            return False
+        self.image.lengthen(self.file_offset(block, (unit + 1) * self.geometry.unit_bytes))
+        return True
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     def data(self, block: int, offset: int, length: int) -> Bytes:

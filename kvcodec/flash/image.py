@@ -190,6 +190,12 @@ class Image:
             with contextlib.suppress(OSError):  # the pages then stay
                 self._pages.madvise(mmap.MADV_DONTNEED, start, left if length is None else min(length, left))
 
+    def lengthen(self, size: int) -> None:
+        """Have the file hold zeros up to byte `size`, if it is shorter. Raises DeviceError."""
+        if self.size < size:
+            with device_errors(self.path, "lengthen"):
+                os.ftruncate(self.fd(), size)
+
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` at `offset`. A failure is final for what it was meant to write."""
         left = memoryview(data)

@@ -36,6 +36,12 @@ class Writers(NamedTuple):
                 writer.frame_type = FrameType.DATA
 
 
+def check_writable(log: Log) -> None:
+    """Raises SpecError for a damaged log."""
+    if log.report.damage or log.recovery == Recovery.SKIP_DAMAGED:
+        raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
+
+
 def take_up(device: Device, log: Log) -> Writers:
     """The writers of a log that was polled to its end, on the same device.
 
@@ -43,8 +49,7 @@ def take_up(device: Device, log: Log) -> Writers:
     are erased, and so are those of whose frames none was, as a crash within their erase leaves them. Raises SpecError
     for a damaged log.
     """
-    if log.report.damage or log.recovery == Recovery.SKIP_DAMAGED:
-        raise SpecError("a damaged log, or one opened with skip-damaged, can only be read")
+    check_writable(log)
     accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
     device.retired = log.retired
     unknown = (b for b in range(device.present_blocks()) if b not in accepted and b not in device.retired)

@@ -23,7 +23,7 @@ from kvcodec.errors import (
 from kvcodec.layout import DropScope, RetireCause
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import write_sidecar
-from kvcodec.log.takeup import Writers, take_up
+from kvcodec.log.takeup import Writers, check_writable, take_up
 from kvcodec.store.coding import Coding
 from kvcodec.store.ending import drop_record
 from kvcodec.store.growths import check_room
@@ -82,6 +82,9 @@ class Store(LoggedStore):
                 self.index.dictionaries.find(rule.policy.spec.basis)
         check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
+        check_writable(self.log)
+        if self.device.complete_last_unit():
+            self._reload()
         self._writers = take_up(self.device, self.log)
         keeper = Liveness(self.index, self.known.table, self.known.add, self.known.forget)
         self._cleaner = Cleaner(self.device, self.log, self._writers, keeper)
