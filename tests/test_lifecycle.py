@@ -27,6 +27,7 @@ from kvcodec.bulk.wear import Use, log_wear
 from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.image import Image
 from kvcodec.layout import Kind
+from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.log.writer import LaneWriter
 from tests.caches import rows
@@ -281,6 +282,41 @@ def test_what_cleaning_took_behind_a_window_cannot_come_back(tmp_path, residual,
     with kv.open(tmp_path / "c") as store:
         assert {own.name: len(own) for own in store} == wanted
     assert verify_log(tmp_path / "c").verdict == "clean"
+
+
+@pytest.mark.parametrize("how", ["truncate", "fork"])
+def test_what_is_cleaned_for_the_record_of_a_cut_is_not_what_the_cut_needs(tmp_path, how):
+    """A cut is found to be servable, then its own record has a block cleaned, with what a window had left."""
+    with make(tmp_path / "c", window=30, capacity=64 * 4096, durability="step") as store:
+        parts = data(200, 1)
+        for t in range(0, 200, 10):
+            append(store.sequence("a"), [tuple(x[t : t + 10] for x in own) for own in parts])
+        keep_room = Cleaner.keep_room
+
+        def clean(self, records):
+            self.clean_all(0.02, lambda _done, _all: None)
+            keep_room(self, records)
+
+        with mock.patch.object(Cleaner, "keep_room", clean), contextlib.suppress(ShapeError):
+            store.fork("a", "b", 150) if how == "fork" else store.sequence("a").truncate(150)
+            assert len(store.sequence("b" if how == "fork" else "a")) == 150
+
+
+def test_a_cut_on_a_small_device_loses_nothing(tmp_path):
+    with make(tmp_path / "c", window=30, capacity=14 * 4096, durability="step") as store:
+        sequence = store.sequence("a")
+        for t in range(150):
+            append(sequence, data(10, t))
+            length = len(sequence)
+            if length >= 100:
+                back = length - (t % 8) * 6
+                with contextlib.suppress(ShapeError):
+                    sequence.truncate(back)
+                    length = back
+                assert len(sequence) == length
+            if length > 110:
+                store.drop("a")
+                sequence = store.sequence("a")
 
 
 @pytest.mark.parametrize("how", ["close", "sync"])
