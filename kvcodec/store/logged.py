@@ -191,10 +191,13 @@ class LoggedStore:
         self.device.image.fd()
         return self._writers.fresh
 
-    def log_records(self, records: Sequence_[Record]) -> None:
+    def log_records(self, records: Sequence_[Record], check: Callable[[], None] = lambda: None) -> None:
         """Commit records to the log and enter them in the index. Only what ends a sequence may take the room that is
         kept for that. Raises NoSpace, where sequences may be dropped for room too only if that could not have been
         enough, or none is left.
+
+        check: raises what speaks against it after all, once there is room for the records: making it may have had a
+        block cleaned with what they would need.
         """
         writer = self.check_writable()
         while True:
@@ -203,6 +206,7 @@ class LoggedStore:
             try:
                 if not all(is_whole_drop(record) for record in records):
                     self._cleaner.check_room(records)
+                check()
                 located = writer.append(records)
                 break
             except NoSpace:
@@ -246,9 +250,9 @@ class LoggedStore:
         extents = itertools.chain(*sequence.maps.values()) if sequence is not None else ()
         return sum(part.size for extent in extents for part in extent.coded.parts)
 
-    def log_change(self, *records: Record) -> None:
-        """Commit what changes a sequence but by appending; durable at once where steps are."""
-        self.log_records(records)
+    def log_change(self, *records: Record, check: Callable[[], None] = lambda: None) -> None:
+        """Commit what changes a sequence but by appending; durable at once where steps are. check: see log_records."""
+        self.log_records(records, check)
         if self.durable_steps:
             self.sync_log()
 

@@ -235,7 +235,8 @@ class Sequence(Readable):
             self._store.check_writable()
             self.take_up()
             self.log_open_rows()
-            self._store.log_change(truncate(self, operator.index(length), self._index))
+            record = truncate(self, operator.index(length), self._index)
+            self._store.log_change(record, check=lambda: self.check_servable(length))
             self._begin_anew()
 
     def evict(self, first: int, end: int) -> None:
@@ -279,8 +280,12 @@ class Sequence(Readable):
         self.log_open_rows()
         if not 0 <= length <= len(self):
             raise ShapeError(f"sequence {self.name!r}: a fork at token {length} of {len(self)}")
-        check_servable(self._index, length)
+        self.check_servable(length)
         return self._index.info
+
+    def check_servable(self, length: int) -> None:
+        """Raises ShapeError if the sequence could not be read as one of `length` tokens."""
+        check_servable(self._index, length)
 
     def _begin_anew(self) -> None:
         """Take up what is in the log."""

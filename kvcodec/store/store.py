@@ -199,7 +199,8 @@ class Store(LoggedStore):
             length = len(parent) if tokens is None else operator.index(tokens)
             info = parent.prepare_fork(length)
             number = self._next_id()
-            self.log_change(replace(info, id=number, name=new, fork=(info.id, length)).record())
+            record = replace(info, id=number, name=new, fork=(info.id, length)).record()
+            self.log_change(record, check=lambda: parent.check_servable(length))
             return self.sequence(new)
 
     def compact(self, progress: Callable[[int, int], None] = lambda _done, _all: None) -> int:
