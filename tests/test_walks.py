@@ -361,6 +361,22 @@ def test_damage_ends_where_the_walk_goes_on(forge, elsewhere):
     assert walk(forge, "skip-damaged") == ([1, 2, 4, 5], Report(4, damage=[bad]))
 
 
+def test_a_walk_goes_on_within_a_unit(tmp_path):
+    """Where the slot says that a frame begins."""
+    forge = Packed(tmp_path / "c", "x")
+    for n in range(5):
+        after = (lambda data: data.__setitem__(70, data[70] ^ 1)) if n == 2 else None
+        offset = forge.frame(forge.seal(new_record(Kind.STEP, b"abc", sequence=1)), after=after)
+        if n == 2:
+            start, fourth = place_of(forge, offset), here(forge)
+    forge.flush()
+    assert start % 64
+    assert fourth % 64
+    bad = BadRange(start, fourth, "frame checksum", "damage")
+    assert walk(forge, "skip-damaged") == ([1, 2, 4, 5], Report(4, damage=[bad]))
+    forge.device.close()
+
+
 def test_a_first_frame_that_is_lost_is_lost_from_the_beginning_of_the_file(forge):
     """Where its block is not known: that of which only the header is there may have held it."""
     forge.begin_block(2)
