@@ -155,6 +155,7 @@ def test_an_empty_log_is_an_empty_log(tmp_path):
     log = Log(device)
     assert (log.poll(), list(log.poll_table()), log.report, log.lsn) == ([], [], Report(), 0)
     assert (log.totals, log.cursor) == (Counters(), walk_module.Cursor())
+    assert [each.counters() for each in log.walks] == [Counters()] * 2
     log = Log(device, Recovery.POINT_IN_TIME)
     log.fresh.known_durable = 1
     assert log.poll() == []
