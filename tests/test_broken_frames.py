@@ -115,10 +115,11 @@ def test_frames_are_followed_up_to_the_one_that_is_read(packed):
     assert saved_of_packed(packed) == [3, 4]
 
 
-def test_a_lost_frame_is_found_behind_one_that_was_torn(forge):
+@pytest.mark.parametrize("wrong", [0, 52, HEAD + 70])
+def test_a_lost_frame_is_found_behind_one_that_was_torn(forge, wrong):
     """And written again in the next block."""
     number, crc = forge.number, forge.crc
-    lose(forge, 52)
+    lose(forge, wrong)
     forge.number, forge.crc = number, crc
     forge.begin_block(2)
     lose(forge, HEAD + 70, session=2, session_start=3, durable=2)
