@@ -115,6 +115,21 @@ def test_frames_are_followed_up_to_the_one_that_is_read(packed):
     assert saved_of_packed(packed) == [3, 4]
 
 
+def test_a_frame_of_nothing_is_followed_too(packed):
+    lose(packed, -8, count=0)
+    lose(packed, HEAD + 70)
+    assert saved_of_packed(packed) == [3, 4]
+
+
+def test_a_lost_frame_may_end_with_its_block(forge):
+    while forge.offset < 8192 - 768:
+        forge.frame()
+    lose(forge, HEAD + 70, count=8)
+    assert forge.offset == 8192
+    forge.begin_block(2)
+    assert saved(forge) == list(range(4, 11))
+
+
 @pytest.mark.parametrize("wrong", [0, 52, HEAD + 70])
 def test_a_lost_frame_is_found_behind_one_that_was_torn(forge, wrong):
     """And written again in the next block."""
