@@ -218,6 +218,16 @@ def test_an_end_that_is_not_there_is_none(cleaned, lane, field, change):
     assert_unknown(path, parts.join(), durable=parts.lanes["durable"])
 
 
+def test_an_end_within_the_header_of_a_block_is_none(cleaned):
+    """Whatever bytes of it the sidecar takes for the checksum of a frame."""
+    path, parts = cleaned
+    row, device = parts.lanes[Lane.FRESH], Device.open(path)
+    row["offset"] = 56
+    row["frame_crc"] = int.from_bytes(device.data(int(row["block"]), 52, 4).tobytes(), "little")
+    device.close()
+    assert_unknown(path, parts.join(), durable=parts.lanes["durable"])
+
+
 def test_the_end_of_one_lane_is_none_of_the_other(cleaned):
     path, parts = cleaned
     parts.lanes = parts.lanes[::-1].copy()

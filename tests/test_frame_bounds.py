@@ -297,9 +297,10 @@ def test_every_byte_around_records_is_zero():
             read(bad)
 
 
+@pytest.mark.parametrize("body", [b"abc", bytes(8)])
 @pytest.mark.parametrize(("more", "good"), [(0, True), (8, False), (16, False), (64, False)])
-def test_no_whole_word_lies_between_the_last_record_and_the_trailer(more, good):
-    plain = frame_of(seal(new_record(Kind.MODEL, b"abc")))
+def test_no_whole_word_lies_between_the_last_record_and_the_trailer(body, more, good):
+    plain = frame_of(seal(new_record(Kind.MODEL, body)))
     data = plain[: -FRAME_TRAILER.itemsize] + bytes(more + FRAME_TRAILER.itemsize)
     np.frombuffer(data, FRAME_TRAILER, 1, len(data) - FRAME_TRAILER.itemsize)[0]["length"] = len(data)
     change(data, length=len(data))
@@ -503,8 +504,9 @@ def set_byte(at, data):
     data[at] = 1
 
 
+@pytest.mark.parametrize("body", [b"abc", bytes(8)])
 @pytest.mark.parametrize("more", [0, 8, 64])
-def test_a_scan_takes_no_word_behind_the_last_record(forge, more):
+def test_a_scan_takes_no_word_behind_the_last_record(forge, body, more):
     def patch(data):
         del data[-FRAME_TRAILER.itemsize :]
         data += bytes(more + FRAME_TRAILER.itemsize)
@@ -512,7 +514,7 @@ def test_a_scan_takes_no_word_behind_the_last_record(forge, more):
         np.frombuffer(data, FRAME_HEADER, 1)[0]["length"] = len(data)
 
     cursor = Cursor(forge.block, OFFSET)
-    offset = forge.frame(forge.seal(new_record(Kind.ROWS, b"abc")), patch=patch)
+    offset = forge.frame(forge.seal(new_record(Kind.ROWS, body)), patch=patch)
     assert assert_scanned_as_read(forge, cursor, offset) == (more == 0)
 
 
