@@ -85,25 +85,60 @@ def test_a_frame_whose_header_is_wrong_is_not_known(forge, at):
     assert saved(forge) == []
 
 
-def test_frames_that_follow_each_other_are_saved_together(tmp_path):
-    """As a writer lays them that did not sync in between."""
-    forge = Packed(tmp_path / "c", "x")
+@pytest.fixture
+def packed(tmp_path):
+    """A log whose frames share units, as a writer lays them that does not sync in between; the last ones wait."""
+    forge = Packed(tmp_path / "packed", "x")
     forge.steps(1)
-    lose(forge, HEAD + 70)
-    lose(forge, HEAD + STEP + 70)
-    lose(forge, -1)
-    forge.flush()
-    program = forge.program
-    forge.program = lambda data: (program(data), forge.flush())[0]
-    assert saved(forge) == [3, 4, 5, 7, 8, 9, 10]
+    yield forge
     forge.device.close()
 
 
-def test_frames_are_followed_up_to_the_one_that_is_read(forge):
+def saved_of_packed(forge):
+    forge.flush()
+    program = forge.program
+    forge.program = lambda data: (program(data), forge.flush())[0]
+    return saved(forge)
+
+
+def test_frames_that_follow_each_other_are_saved_together(packed):
+    lose(packed, HEAD + 70)
+    lose(packed, HEAD + STEP + 70)
+    lose(packed, -1)
+    assert saved_of_packed(packed) == [3, 4, 5, 7, 8, 9, 10]
+
+
+def test_frames_are_followed_up_to_the_one_that_is_read(packed):
     """Which is read, and not saved once more."""
-    lose(forge, HEAD + 70)
-    forge.frame(*small(forge, 1))
-    assert saved(forge) == [4, 5]
+    lose(packed, HEAD + 70)
+    packed.frame(*small(packed, 1))
+    assert saved_of_packed(packed) == [3, 4]
+
+
+def test_a_frame_of_nothing_is_followed_too(packed):
+    lose(packed, -8, count=0)
+    lose(packed, HEAD + 70)
+    assert saved_of_packed(packed) == [3, 4]
+
+
+def test_a_lost_frame_may_end_with_its_block(forge):
+    while forge.offset < 8192 - 768:
+        forge.frame()
+    lose(forge, HEAD + 70, count=8)
+    assert forge.offset == 8192
+    forge.begin_block(2)
+    assert saved(forge) == list(range(4, 11))
+
+
+@pytest.mark.parametrize("wrong", [0, 52, HEAD + 70])
+def test_a_lost_frame_is_found_behind_one_that_was_torn(forge, wrong):
+    """And written again in the next block."""
+    number, crc = forge.number, forge.crc
+    lose(forge, wrong)
+    forge.number, forge.crc = number, crc
+    forge.begin_block(2)
+    lose(forge, HEAD + 70, session=2, session_start=3, durable=2)
+    assert saved(forge, {"session": 2, "session_start": 3}) == [7, 8]
 
 
 def test_a_frame_that_follows_another_one_is_not_known(forge):

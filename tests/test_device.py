@@ -384,6 +384,19 @@ def test_one_whole_superblock_will_do(tmp_path, size, error):
         Device.open(path)
 
 
+@pytest.mark.parametrize("byte", [0, 8, 12, 16, 40, 127, 128])
+@pytest.mark.parametrize("copy", [0, 1])
+def test_whatever_is_wrong_with_one_superblock_the_other_will_do(tmp_path, byte, copy):
+    path = tmp_path / "d"
+    new_device(path).close()
+    raw = bytearray(path.read_bytes())
+    raw[4096 * copy + byte] ^= 1
+    path.write_bytes(raw)
+    device = Device.open(path)
+    assert (device.geometry, device.blocks) == (TINY, 4)
+    device.close()
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_of_two_bad_superblocks_the_first_one_is_named(tmp_path, swapped):
     path = tmp_path / "d"

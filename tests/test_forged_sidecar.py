@@ -218,6 +218,16 @@ def test_an_end_that_is_not_there_is_none(cleaned, lane, field, change):
     assert_unknown(path, parts.join(), durable=parts.lanes["durable"])
 
 
+def test_an_end_within_the_header_of_a_block_is_none(cleaned):
+    """Whatever bytes of it the sidecar takes for the checksum of a frame."""
+    path, parts = cleaned
+    row, device = parts.lanes[Lane.FRESH], Device.open(path)
+    row["offset"] = 56
+    row["frame_crc"] = int.from_bytes(device.data(int(row["block"]), 52, 4).tobytes(), "little")
+    device.close()
+    assert_unknown(path, parts.join(), durable=parts.lanes["durable"])
+
+
 def test_the_end_of_one_lane_is_none_of_the_other(cleaned):
     path, parts = cleaned
     parts.lanes = parts.lanes[::-1].copy()
@@ -241,7 +251,9 @@ def test_an_end_in_a_block_whose_header_is_lost_is_none(cleaned):
 @pytest.mark.parametrize("field", ["block", "generation"])
 def test_records_of_blocks_that_were_erased_since_are_none(cleaned, field, last):
     path, parts = cleaned
-    parts.entries[field][-1 if last else 0] += 100
+    device = Device.open(path)
+    parts.entries[field][-1 if last else 0] = device.present_blocks() if field == "block" else 100
+    device.close()
     assert_unknown(path, parts.join(), durable=parts.lanes["durable"])
 
 

@@ -297,9 +297,10 @@ def test_every_byte_around_records_is_zero():
             read(bad)
 
 
+@pytest.mark.parametrize("body", [b"abc", bytes(8)])
 @pytest.mark.parametrize(("more", "good"), [(0, True), (8, False), (16, False), (64, False)])
-def test_no_whole_word_lies_between_the_last_record_and_the_trailer(more, good):
-    plain = frame_of(seal(new_record(Kind.MODEL, b"abc")))
+def test_no_whole_word_lies_between_the_last_record_and_the_trailer(body, more, good):
+    plain = frame_of(seal(new_record(Kind.MODEL, body)))
     data = plain[: -FRAME_TRAILER.itemsize] + bytes(more + FRAME_TRAILER.itemsize)
     np.frombuffer(data, FRAME_TRAILER, 1, len(data) - FRAME_TRAILER.itemsize)[0]["length"] = len(data)
     change(data, length=len(data))
@@ -449,6 +450,34 @@ def test_a_scan_takes_no_record_with_a_reserved_byte_set(forge, kind):
         assert not assert_scanned_as_read(forge, cursor, offset)
 
 
+def test_a_scan_takes_no_last_record_that_is_longer_than_its_frame(forge):
+    for more in (8, 16, 1 << 20):
+        cursor = Cursor(forge.block, forge.offset, forge.number, forge.crc)
+        record = forged_step(0)
+        offset = forge.frame(forge.seal(record, body_bytes=len(record.body) + more))
+        assert not assert_scanned_as_read(forge, cursor, offset)
+
+
+def test_a_scan_takes_no_header_of_another_length(forge):
+    longer = Record(np.zeros((), np.dtype([*HEADERS[Kind.STEP].descr, ("more", "V8")])), b"")
+    cursor = Cursor(forge.block, forge.offset)
+    offset = forge.frame(forge.seal(longer, kind=Kind.STEP, version=1))
+    assert not assert_scanned_as_read(forge, cursor, offset)
+
+
+def test_a_scan_takes_no_record_that_is_not_aligned(forge):
+    header, body = forge.seal(forged_group(), kind=Kind.STEP)  # laid at the next multiple of 8
+
+    def patch(data):
+        row = np.frombuffer(data, HEADERS[Kind.GROUP], 1, FRAME_HEADER.itemsize)[0]
+        row["kind"] = Kind.GROUP
+        row["header_crc"] = crc32c(row.tobytes()[4:])
+
+    cursor = Cursor(forge.block, forge.offset)
+    assert (forge.offset + FRAME_HEADER.itemsize) % RECORD_ALIGNMENT[Kind.GROUP]
+    assert not assert_scanned_as_read(forge, cursor, forge.frame((header, body), patch=patch))
+
+
 def test_a_scan_takes_no_frame_with_a_wrong_byte(forge):
     records = [forge.seal(forged_step(0)), forge.seal(forged_group()), forge.seal(new_record(Kind.ROWS, b"abc"))]
     offset = forge.frame(*records)
@@ -475,8 +504,9 @@ def set_byte(at, data):
     data[at] = 1
 
 
+@pytest.mark.parametrize("body", [b"abc", bytes(8)])
 @pytest.mark.parametrize("more", [0, 8, 64])
-def test_a_scan_takes_no_word_behind_the_last_record(forge, more):
+def test_a_scan_takes_no_word_behind_the_last_record(forge, body, more):
     def patch(data):
         del data[-FRAME_TRAILER.itemsize :]
         data += bytes(more + FRAME_TRAILER.itemsize)
@@ -484,7 +514,7 @@ def test_a_scan_takes_no_word_behind_the_last_record(forge, more):
         np.frombuffer(data, FRAME_HEADER, 1)[0]["length"] = len(data)
 
     cursor = Cursor(forge.block, OFFSET)
-    offset = forge.frame(forge.seal(new_record(Kind.ROWS, b"abc")), patch=patch)
+    offset = forge.frame(forge.seal(new_record(Kind.ROWS, body)), patch=patch)
     assert assert_scanned_as_read(forge, cursor, offset) == (more == 0)
 
 

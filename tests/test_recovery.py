@@ -239,6 +239,13 @@ def test_an_implied_drop_is_behind_all_parts_and_another_drop_is_not(kind):
     assert int(found[-1].header["kind"]) == Kind.DROP
 
 
+def test_an_implied_drop_takes_the_place_of_no_drop_of_the_same_lsn():
+    """The last record before the damage may have been one."""
+    parts = [located(4, Kind.STEP, 0, 3), located(5, Kind.DROP, 0, 1)], [Located(NOWHERE, implied_drop(5))]
+    found = order_records([*parts, [located(2, Kind.SEQUENCE, 0, 7)]])
+    assert [one.place.block for one in found] == [7, 3, 1, 0]
+
+
 def test_a_table_is_its_records():
     own = [located(n, kind, 0, n) for n, kind in enumerate((Kind.STEP, Kind.MODEL, Kind.DROP), 1)]
     table = join_records([own[:1], [], join_records([own[1:]])])
