@@ -5,6 +5,7 @@ import functools
 import itertools
 import random
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -30,6 +31,7 @@ from kvcodec.layout import Kind
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.log.writer import LaneWriter
+from kvcodec.store import attending
 from tests.caches import rows
 from tests.campaigns import times
 
@@ -351,6 +353,29 @@ def test_attention_over_a_window_needs_nothing_that_it_has_left(tmp_path):
                 store.compact()
             outs = [one.sequence("a").attend(1, q) for one in (store, reader)]
             assert np.allclose(*outs, rtol=0.02, atol=0.02)
+
+
+def test_attention_in_one_thread_while_another_cleans(tmp_path):
+    """A writer's own blocks may be erased under a query: it is asked again, as in a reader."""
+    q = np.random.default_rng(0).standard_normal((2, 16)).astype(np.float32)
+    with make(tmp_path / "c", capacity=64 * 16384, device="page=256,unit=64,block=16384") as store:
+        for n in range(4):
+            append(store.sequence("a"), data(64, n))
+            append(store.sequence("x"), data(64, 50 + n))
+        store.sync()
+        wanted, run, cleaned = store.sequence("a").attend(0, q), attending.attend_places, []
+
+        def clean_beneath(*args, **options):
+            states = run(*args, **options)
+            if not cleaned:
+                with ThreadPoolExecutor(1) as other:
+                    other.submit(store.drop, "x").result()
+                    cleaned.append(other.submit(store.compact).result())
+            return states
+
+        with mock.patch.object(attending, "attend_places", clean_beneath):
+            assert np.allclose(store.sequence("a").attend(0, q), wanted)
+        assert cleaned[0]
 
 
 def test_half_the_sequences_dropped_is_half_the_file(tmp_path):
