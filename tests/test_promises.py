@@ -29,6 +29,7 @@ from kvcodec.log.frame import FrameId, build_frame
 from kvcodec.log.reader import Place
 from kvcodec.store.extents import Coded, Part
 from kvcodec.store.sequence_index import SequenceIndex
+from tests import test_lifecycle as lifecycle
 from tests.caches import TINY, rows, same, tiny_model
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_group, forged_step
@@ -663,3 +664,16 @@ def test_a_lock_that_is_held_is_named(tmp_path):
             new(path, overwrite=True)
         with pytest.raises(LogExists):
             new(path)
+
+
+@pytest.mark.parametrize("length", [50, 31])
+def test_a_journal_rounds_no_rows_where_a_tail_is_cut_off(tmp_path, length):
+    parts = lifecycle.data(50, 1)
+    with lifecycle.make(tmp_path / "c", durability="step", residual=64, journal="int8/token/g16") as store:
+        sequence = store.sequence("a")
+        lifecycle.append(sequence, parts)
+        sequence.truncate(length)
+        lifecycle.check(sequence, lifecycle.cut(parts, length))
+        lifecycle.append(sequence, lifecycle.data(100, 2))
+        first = sequence.read(0)[0][:length]
+        assert np.array_equal(first.view(np.uint16), parts[0][0][:length].view(np.uint16))

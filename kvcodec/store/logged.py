@@ -173,13 +173,19 @@ class LoggedStore:
                 del self._sequences[number]
 
     def retrying(self, work: Callable[[], T]) -> T:
-        """What `work` gives, done again where a writer erased a block under it."""
+        """What `work` gives, done again where a writer erased a block under it; where another thread of this writer did,
+        while none does anything.
+        """
         while True:
             try:
                 return work()
-            except CorruptRecord:
+            except CorruptRecord as error:
                 with self.lock:
-                    if self._closed or self._writers is not None or self._failure is not None or not self._follow():
+                    if self._closed or self._failure is not None:
+                        raise
+                    if self._writers is not None and isinstance(error, BlockErased):
+                        return work()
+                    if self._writers is not None or not self._follow():
                         raise
 
     def check_writable(self) -> LaneWriter:

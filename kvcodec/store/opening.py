@@ -80,8 +80,8 @@ def open_store(
     grow: atoms that dictionaries learn, up to `growths` times, from vectors of this session that they code badly; they
     go into the log as sets that grew out of others, between two appends. Writers go on over the newest such set.
     durability: "sync" makes rows durable at `sync` and `close`, "step" before each append returns, as STEP records
-    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled, but
-    for those of which an error bound is kept).
+    that `journal` codes (raw, or a codec with one scale a token; a crash then leaves the open rows as journaled, and a
+    fork begins with them so, but for those of which an error bound is kept).
     recovery: torn-tail, absolute, point-in-time or, for reading, skip-damaged. threads: for coding layers in parallel.
 
     Raises SpecError, FormatError (BadMagic, TruncatedLog, CorruptRecord, …), IdentityMismatch, DeviceBusy, LogExists.

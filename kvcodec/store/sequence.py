@@ -237,7 +237,12 @@ class Sequence(Readable):
             self.log_open_rows()
             record = truncate(self, operator.index(length), self._index)
             self._store.log_change(record, check=lambda: self.check_servable(length))
-            self._begin_anew()
+            if all(open_.first <= length for open_ in self._open.values()):  # what is open is what it was
+                self._open = {key: open_.cut(length) for key, open_ in self._open.items()}
+                self._stale = False
+                self._places.clear()
+            else:
+                self._begin_anew()
 
     def evict(self, first: int, end: int) -> None:
         """Forget the rows of tokens first … end - 1, in all layers; all others keep their numbers.

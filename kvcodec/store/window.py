@@ -65,6 +65,10 @@ class OpenRows:
         """The last `count` rows."""
         return self._buffer[self._stop - count : self._stop]
 
+    def cut(self, end: int) -> OpenRows:
+        """Without the rows from token `end` on."""
+        return OpenRows(self.rows[: end - self.first].copy(), self.first, min(self.logged, end))
+
     def without(self, tokens: int) -> OpenRows:
         """Without the oldest `tokens` rows; a buffer that has grown far beyond its rows is given back."""
         out = OpenRows(self._buffer, self.first + tokens, max(self.logged, self.first + tokens))
