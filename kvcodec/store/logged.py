@@ -173,7 +173,7 @@ class LoggedStore:
                 del self._sequences[number]
 
     def retrying(self, work: Callable[[], T]) -> T:
-        """What `work` gives, done again where a writer erased a block under it; where another thread of this writer did,
+        """What `work` gives, done again where a writer erased a block under it; if that was another thread of this one,
         while none does anything.
         """
         while True:
