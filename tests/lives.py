@@ -65,8 +65,8 @@ def read_all(store):
     out = {}
     for sequence in store:
         gone = tuple(t for first, end in sequence.evicted(0) for t in range(first, end))
-        left = np.setdiff1d(np.arange(len(sequence)), gone)
-        rows = [[_spread(x, left, len(sequence)) for x in sequence.read(n)] for n in range(LAYERS)]
+        left = [_left(sequence.held(n), gone) for n in range(LAYERS)]
+        rows = [[_spread(x, left[n], len(sequence)) for x in sequence.read(n)] for n in range(LAYERS)]
         out[sequence.name] = rows, gone
     return out
 
@@ -77,16 +77,23 @@ def _spread(rows, tokens, length):
     return out
 
 
-def same(found, known, length=None):
-    """Whether a sequence stands as it should, or as it should but for being cut to `length`."""
+def _left(tokens, gone):
+    return np.setdiff1d(np.arange(tokens.start, tokens.stop), gone)
+
+
+def same(found, known, length=None, window=0):
+    """Whether a sequence stands as it should, but for being cut to `length`, if told. window: of the last layer."""
     rows, gone = known
     if length is not None:
         rows, gone = cut_known(known, length)
     if len(found[0][0][0]) != len(rows[0][0]) or found[1] != gone:
         return False
-    left = np.setdiff1d(np.arange(len(rows[0][0])), gone)
-    pairs = ((a, b) for own, wanted in zip(found[0], rows, strict=True) for a, b in zip(own, wanted, strict=True))
-    return all(np.array_equal(a[left].view(np.uint16), b[left].view(np.uint16)) for a, b in pairs)
+    end = len(rows[0][0])
+    for n, (own, wanted) in enumerate(zip(found[0], rows, strict=True)):
+        left = _left(range(max(0, end - window) if window and n == LAYERS - 1 else 0, end), gone)
+        if not all(np.array_equal(*(x[left].view(np.uint16) for x in pair)) for pair in zip(own, wanted, strict=True)):
+            return False
+    return True
 
 
 def all_same(found, known):
@@ -94,16 +101,18 @@ def all_same(found, known):
     return found.keys() == known.keys() and all(same(found[name], known[name]) for name in known)
 
 
-def between(found, allowed):
+def between(found, allowed, window=0):
     """Whether each sequence stands as in one of the states, or has some of what was appended to it between them."""
     names = {name for known in allowed for name in known}
-    return set(found) <= names and all(_is_between(found.get(n), [known.get(n) for known in allowed]) for n in names)
+    return set(found) <= names and all(
+        _is_between(found.get(name), [known.get(name) for known in allowed], window) for name in names
+    )
 
 
-def _is_between(own, states):
+def _is_between(own, states, window):
     if own is None:
         return None in states
     length = len(own[0][0][0])
     lengths = [0 if state is None else len(state[0][0][0]) for state in states]
     known = [state for state, most in zip(states, lengths, strict=True) if state is not None and length <= most]
-    return length >= min(lengths) and any(same(own, state, length) for state in known)
+    return length >= min(lengths) and any(same(own, state, length, window) for state in known)

@@ -29,6 +29,7 @@ GEOMETRIES = {
     "page=64,unit=64,block=8192": 24 * 8192,
     "page=1024,unit=256,block=32768": 16 * 32768,
 }
+WINDOWS = {"page=512,unit=512,block=8192": 30, "page=64,unit=64,block=8192": 70}  # of the last layer
 SHARDS, PAIR_SHARDS = 8, 80
 SAMPLE = 40  # of the places where power fails, in the tests that always run
 
@@ -36,13 +37,13 @@ SAMPLE = 40  # of the places where power fails, in the tests that always run
 class Story:
     """A log with a past: what was asked of its file, and how its sequences stood after each step and at each sync.
 
-    options: of the writer.
+    window: of the last layer. options: of the writer.
     """
 
-    def __init__(self, folder, device, seed, capacity=None, **options):
+    def __init__(self, folder, device, seed, capacity=None, window=0, **options):
         self.recorder, self.states, self.acknowledged = Recorder(), [({}, 0)], [(0, 0)]
-        self.path, lot = folder / "c", random.Random(seed)
-        with make(self.path, capacity=capacity or GEOMETRIES[device], device=device) as store:
+        self.path, self.window, lot = folder / "c", window, random.Random(seed)
+        with make(self.path, capacity=capacity or GEOMETRIES[device], device=device, window=window) as store:
             store.sync()
         self.device = device
         self.before, self.unit = self.path.read_bytes(), kv.Geometry.parse(device).unit_bytes
@@ -61,7 +62,7 @@ class Story:
 
     @staticmethod
     def _step(store, known, lot, n):
-        """What cannot be for a summary's sake is not done."""
+        """What cannot be for a summary's or a window's sake is not done."""
         with contextlib.suppress(ShapeError):
             Story._do(store, known, lot, n)
         while sum(len(rows[0][0]) for rows, _ in known.values()) > 700:
@@ -116,7 +117,12 @@ class Story:
         allowed = [known for known, _ in self.states[least : most + 1]]
         with kv.open(path) as store:
             found = read_all(store)
-        assert between(found, allowed), (count, least, most, {n: len(r[0][0][0]) for n, r in found.items()})
+        assert between(found, allowed, self.window), (
+            count,
+            least,
+            most,
+            {n: len(r[0][0][0]) for n, r in found.items()},
+        )
         self._write_on(path)
         assert self._go_on_from(path, found) == 70
 
@@ -147,22 +153,21 @@ class Story:
             append(store.sequence("new"), data(70, 99))
             store.sync()
 
-    @staticmethod
-    def _go_on_from(path, found):
+    def _go_on_from(self, path, found):
         """How much there is of what was appended since; the rest is as it was found."""
         with kv.open(path) as store:
             again = read_all(store)
             rows, gone = again.pop("new", (cut(data(70, 99), 0), ()))
         length = len(rows[0][0])
-        assert same((rows, gone), (cut(data(70, 99), length), ()))
+        assert same((rows, gone), (cut(data(70, 99), length), ()), window=self.window)
         assert sorted(again) == sorted(found)
-        assert all(same(again[name], found[name]) for name in found)
+        assert all(same(again[name], found[name], window=self.window) for name in found)
         return length
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)
 def story(request, tmp_path_factory):
-    return Story(tmp_path_factory.mktemp("power"), request.param, seed=1)
+    return Story(tmp_path_factory.mktemp("power"), request.param, seed=1, window=WINDOWS.get(request.param, 0))
 
 
 def places(story, shard, shards):
