@@ -300,3 +300,32 @@ def kill_until_done(dump, log, random_):
             assert child.wait() in (0, -signal.SIGKILL)
             kills += child.wait() != 0
     return kills
+
+
+def test_going_on_brings_no_evicted_token_back(tmp_path):
+    """A sequence that was cut within a token group goes on where that begins, but not within what was evicted."""
+    dump, log = make_dump(tmp_path / "chat.safetensors", 600, (0, 1)), tmp_path / "a.kvlog"
+    encode_dump(dump, log, residual=0)
+    with kv.open(log, "a") as store:
+        sequence = store.sequence("chat")
+        sequence.evict(460, 480)
+        sequence.truncate(490)
+    encode_dump(dump, log, append=True, resume=True)
+    with kv.open(log) as store:
+        assert len(store.sequence("chat")) == 600
+        assert store.sequence("chat").evicted(0) == [(460, 480)]
+
+
+def test_going_on_cuts_no_summary(tmp_path):
+    dump, log = make_dump(tmp_path / "chat.safetensors", 600, (0, 1)), tmp_path / "a.kvlog"
+    encode_dump(dump, log, residual=0)
+    with kv.open(log, "a") as store:
+        sequence = store.sequence("chat")
+        rows = {n: [x[:2] for x in sequence.read(n)] for n in range(2)}
+        sequence.summarize(420, 480, rows)
+        sequence.truncate(490)
+    encode_dump(dump, log, append=True, resume=True)
+    with kv.open(log) as store:
+        sequence = store.sequence("chat")
+        assert [(own.first, own.end) for own in sequence.summaries(0)] == [(420, 480)]
+        assert len(sequence.read(0)[0]) == 600 - 58
