@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from kvcodec.bulk.dump_model import check_same_model
 from kvcodec.bulk.selection import DumpPart
-from kvcodec.errors import SpecError
-from kvcodec.layout import CodecId, Kind
-from kvcodec.log.frame import new_record
+from kvcodec.errors import ShapeError, SpecError
+from kvcodec.layout import CodecId, DropScope
 from kvcodec.spec import CodecSpec
 from kvcodec.store.coding import ask
 from kvcodec.store.dictionaries import StreamCodecs
+from kvcodec.store.ending import check_servable, drop_record
 from kvcodec.store.extents import Extent
 from kvcodec.store.given import CodedKeys, keys_for
 from kvcodec.store.headers import read_spec
@@ -119,7 +119,8 @@ def rewind(store: Store, name: str) -> None:
 
     Streams have groups of different lengths, and a crash may leave some of them behind the others. Going on where the
     shortest ends would cut a group of another and begin the next one in the middle: right, but not what encoding
-    without an interruption gives. `store` is a writer whose sequence `name` was not taken up yet.
+    without an interruption gives. So it is where tokens were evicted or summarised since, or a window has gone on: they
+    do not come back. `store` is a writer whose sequence `name` was not taken up yet.
     """
     index = store.index.sequences[store.index.by_name[name]]
     point = before = index.length
@@ -132,5 +133,15 @@ def rewind(store: Store, name: str) -> None:
         if point == before:
             break
         before = point
-    if point < index.length:
-        store.log_records([new_record(Kind.DROP, b"", sequence=index.info.id, first_token=point)])
+    if point < index.length and not _is_edited(index, point):
+        store.log_records([drop_record(index.info.id, DropScope.TAIL, point)])
+
+
+def _is_edited(index: SequenceIndex, point: int) -> bool:
+    """Whether a sequence could not be cut at a token, or would be without what was evicted behind it."""
+    try:
+        check_servable(index, point)
+    except ShapeError:
+        return True
+    gone = any(extents.evicted(point, index.length) for extents in index.maps.values())
+    return gone or any(point < end for _, end in index.summarized)
