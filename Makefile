@@ -36,7 +36,7 @@ demo: .venv/ready  ## the main job on a real dump: encode, look, verify, compare
 ksy: .ksy/ready  ## the compiler that tests/test_ksy.py runs on formats/kvlog.ksy
 
 test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that the core must have
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not campaign' --cov --cov-report=
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not campaign' --cov --cov-report= --durations=25
 	$(BIN)/python -m coverage report --skip-covered --fail-under=95 --include='kvcodec/log/*,kvcodec/flash/*,kvcodec/codecs/*,kvcodec/store/*'
 
 # What passed is in .campaigns: an interrupted run goes on there, as long as the code is the same.
