@@ -5,6 +5,7 @@ import os
 import random
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import kvcodec as kv
@@ -475,3 +476,25 @@ def test_an_append_that_a_crash_cut_short_is_no_damage_where_a_layer_has_a_windo
         report = kv.repair(path, tmp_path / "new", overwrite=True)
         assert report.is_whole
         assert read(tmp_path / "new") == read(path)
+
+
+def test_what_a_summary_stands_for_does_not_come_back_behind_a_window(tmp_path):
+    """Rows of a summary that a window has left are needed as long as a record has rows of what they stand for."""
+    path, lot = tmp_path / "a.kvlog", np.random.default_rng(0)
+    model = kv.Model((kv.Layer.kv(1, 16), kv.Layer.kv(1, 16, window=64)))
+
+    def some(tokens):
+        return {n: [lot.standard_normal((tokens, 1, 16)).astype(np.float32)] * 2 for n in range(2)}
+
+    with kv.open(path, "w", model=model, k="raw", v="raw", residual=0, sinks=0) as store:
+        store.sequence("a").append_layers(some(200))
+        store.sequence("a").summarize(140, 160, some(2))
+        store.sequence("a").append_layers(some(40))
+    kv.repair(path, tmp_path / "b.kvlog")
+    shapes = []
+    for log in (path, tmp_path / "b.kvlog"):
+        with kv.open(log, "a") as store:
+            store.sequence("a").truncate(210)
+            shapes.append([len(store.sequence("a").read(n)[0]) for n in range(2)])
+    assert shapes[0] == [210 - 18, 50]
+    assert shapes[1] == shapes[0]

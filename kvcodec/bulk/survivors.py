@@ -10,9 +10,11 @@ import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
 from kvcodec.bulk.salvage import LostTokens, find_lost_tokens, token_ranges
+from kvcodec.errors import FormatError
 from kvcodec.layout import DropScope, Kind
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, Place
+from kvcodec.log.reader import Log
 from kvcodec.store.ending import drop_record
 from kvcodec.store.entering import KINDS
 from kvcodec.store.index import LogIndex
@@ -55,6 +57,16 @@ class Survivor:
                 if n < 0 or self.evicted[n][1] < end:
                     yield from (part.place for part in extent.coded.parts)
 
+    def places_behind(self) -> Iterator[Place]:
+        """Where rows of summaries lie that a window has left: without them what they stand for would be back, as far as
+        a record has it that the window still needs.
+        """
+        for (layer, _), extents in self.index.maps.items():
+            held = self.index.model.layers[layer].held(self.length)
+            for extent in extents.summaries():
+                if extent.end <= held:
+                    yield from (part.place for part in extent.coded.parts)
+
 
 def find_survivor(
     whole: LogIndex, index: SequenceIndex, end: int, missing: list[str], *, tell: Progress = no_progress
@@ -83,7 +95,17 @@ def choose_records(
     flawed: sets that are not what their hashes say.
     """
     places = {(place.block, place.offset) for one in survivors for place in one.places()}
+    behind = (place for one in survivors for place in one.places_behind() if _is_whole(whole.log, place))
+    places |= {(place.block, place.offset) for place in behind}
     return [one for one in entered if _is_needed(whole, one, places, flawed)]
+
+
+def _is_whole(log: Log, place: Place) -> bool:
+    try:
+        log.load(place)
+    except FormatError:
+        return False
+    return True
 
 
 def _is_needed(whole: LogIndex, one: Located, places: set[tuple[int, int]], flawed: Sequence[bytes]) -> bool:
