@@ -533,11 +533,11 @@ def test_a_first_frame_that_continues_another_one_is_none(forge):
 # -- frames that are gone on purpose ----------------------------------------------------------------------------------
 
 
-def cleaned(forge, first, frames, *, behind=True, torn_before=False):
+def cleaned(forge, first, frames, *, behind=True, torn_before=False, **ident):
     """Frames 1 and 2, 3 and 4 in a block that is erased, and 5 and 6; lane KEPT says that some are freed."""
     forge.steps(2)
     start = torn(forge) if torn_before else here(forge)
-    ident = {"session": 2, "session_start": 3} if torn_before else {}
+    ident |= {"session": 2, "session_start": 3} if torn_before else {}
     forge.begin_block(2)
     step(forge, **ident)
     step(forge, **ident)
@@ -583,9 +583,12 @@ def test_freed_frames_that_are_there_are_read(forge):
 
 
 @pytest.mark.parametrize("recovery", Recovery)
-def test_a_gap_in_front_of_freed_frames(forge, recovery):
-    """What a crash left of frame 3; the block in which it was written again was cleaned."""
-    start = cleaned(forge, 3, 2, torn_before=True)
+@pytest.mark.parametrize("synced", [{}, {"durable": 2}])
+def test_a_gap_in_front_of_freed_frames(forge, recovery, synced):
+    """What a crash left of frame 3; the block in which it was written again was cleaned. Whether the frames behind say
+    that frame 3 was durable does not matter.
+    """
+    start = cleaned(forge, 3, 2, torn_before=True, **synced)
     gap = BadRange(start, end_of(forge, 0), "frame checksum", "gap")
     assert walk(forge, recovery) == ([1, 2, 5, 6, 7], Report(5, gaps=[gap]))
 
