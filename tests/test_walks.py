@@ -787,6 +787,29 @@ def test_a_frame_of_a_block_that_is_erased_while_it_is_read_is_none(forge, wrong
         assert log.report == Report(2)
 
 
+def test_a_frame_of_a_block_that_is_used_anew_while_it_is_read_is_none(forge):
+    """The units are programmed again by then, under another generation."""
+    forge.steps(2)
+    forge.begin_block(2)
+    forge.steps(1)
+    own, calls = walk_module.read_frame, []
+
+    def used_anew(data, offset, **options):
+        frame = own(data, offset, **options)
+        calls.append(options["generation"])
+        if calls.count(2) == 2 and forge.block.generation == 2:
+            forge.device.erase(1)
+            forge.device._untouched = forge.device.blocks
+            forge.begin_kept()
+            forge.steps(1)
+            assert forge.block.number == 1
+        return frame
+
+    with opened(forge) as log, mock.patch.object(walk_module, "read_frame", used_anew):
+        assert [int(one.header["lsn"]) for one in log.poll()] == [1, 2]
+        assert [int(one.header["lsn"]) for one in log.poll()] == [4]
+
+
 def test_a_committed_frame_that_is_impossible_is_an_error_in_all_modes(forge):
     forge.steps(1)
     start = here(forge)
