@@ -484,6 +484,21 @@ def test_a_gap_may_have_blocks_of_which_only_the_header_is_there(forge):
     assert walk(forge, "absolute") == ([1, 2, 3], Report(3, gaps=[gap]))
 
 
+def test_a_frame_is_none_if_any_of_its_units_is_not_programmed(forge):
+    forge.steps(2)
+    start, units = here(forge), range(forge.offset // forge.unit, forge.offset // forge.unit + 4)
+    forge.steps(1)
+    assert forge.offset == units.stop * forge.unit
+    for unit in units:
+        at = forge.device._spare_offset(0, unit)
+        slot = forge.device.image.view(at, 16).tobytes()
+        forge.device.image.write(at, bytes(16))
+        torn = BadRange(start, size(forge), "the frame reaches into a unit that is not programmed", "torn tail")
+        assert walk(forge) == ([1, 2], Report(2, torn=torn))
+        forge.device.image.write(at, slot)
+    assert walk(forge) == ([1, 2, 3], Report(3))
+
+
 def test_units_that_were_never_programmed_are_no_end(forge):
     """Of a torn frame any of the units may be missing: what lies behind it goes on all the same."""
     forge.steps(2)
