@@ -12,7 +12,7 @@ from kvcodec.log.broken import records_of
 from kvcodec.log.frame import new_record
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
-from tests.test_walks import Packed
+from tests.walked import Packed
 from tools.golden.forge import Forge, frame_field
 from tools.golden.forged import forged_group
 
