@@ -110,6 +110,19 @@ def test_what_is_counted_of_frames(forge):
         assert log.lsn == 5
 
 
+def test_compaction_is_counted_apart(forge):
+    """However it is read."""
+    forge.steps(2)
+    for n in range(6):
+        forge.frame(forge.seal(forged_step(2 + n)), type=FrameType.COMPACTION)
+    walk(forge)
+    with opened(forge) as log:
+        log.poll_table()
+        host = len(forged_step(0).body)
+        frame = 56 + 64 + host + 8
+        assert log.totals == Counters(log.totals.programmed, 8 * frame, 2 * host, 6 * frame)
+
+
 def test_many_frames_are_not_read_one_by_one(forge):
     """But for the first few of them; and those of further blocks are not either."""
     for generation in range(2, 5):
