@@ -27,9 +27,9 @@ COVERED = {
     for name in (
         "attention_store", "bounded", "bounded_product", "broken_frames", "bulk_verify", "codecs", "coding", "crash",
         "damage", "device", "dictionary", "durability", "extents", "failing_units", "faults", "forged_sidecar",
-        "formats", "frame_bounds", "golden", "growing", "identity", "layers", "lifecycle", "machine", "opening",
-        "power_loss", "predicted_logs", "product_logs", "promises", "recovery", "repair", "rows", "shapes", "store",
-        "summaries", "takeup", "walks",
+        "formats", "frame_bounds", "golden", "growing", "identity", "lanes", "layers", "lifecycle", "live_walks",
+        "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises", "recovery", "repair",
+        "rows", "shapes", "store", "summaries", "takeup", "walks",
     )
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from kvcodec.log.broken import records_of
 from kvcodec.log.frame import new_record
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
-from tests.test_walks import Packed
+from tests.walked import Packed
 from tools.golden.forge import Forge, frame_field
 from tools.golden.forged import forged_group
 
@@ -199,6 +199,15 @@ def test_a_frame_that_would_end_behind_its_block_is_not_known(forge):
     lose(forge, HEAD + 70, patch=frame_field("length", 6 * forge.unit + 8))
     forge.begin_block(2)
     assert saved(forge) == []
+
+
+def test_a_record_whose_checksum_has_zeros_is_found(forge):
+    """It is the kind that is never zero."""
+    record = new_record(Kind.STEP, bytes(BODY), sequence=1)
+    headers = (forge.seal(record) for _ in range(5000))
+    sealed = next(one for one in headers if one[0][3] == 0)
+    forge.frame(*small(forge, 1), sealed, *small(forge, 1), after=functools.partial(flip, HEAD + 70))
+    assert len(saved(forge)) == 2
 
 
 def test_bytes_between_records_that_are_no_zeros_end_what_is_known(forge):

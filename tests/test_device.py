@@ -384,6 +384,13 @@ def test_one_whole_superblock_will_do(tmp_path, size, error):
         Device.open(path)
 
 
+def test_a_device_has_a_block_or_more(tmp_path):
+    new_device(tmp_path / "d", blocks=1).close()
+    device = Device.open(tmp_path / "d")
+    assert device.blocks == 1
+    device.close()
+
+
 @pytest.mark.parametrize("byte", [0, 8, 12, 16, 40, 127, 128])
 @pytest.mark.parametrize("copy", [0, 1])
 def test_whatever_is_wrong_with_one_superblock_the_other_will_do(tmp_path, byte, copy):
