@@ -128,7 +128,7 @@ class Walk:
         known = self.spans.get(block.generation)
         if known is not None:
             self.spans[block.generation] = known._replace(end=max(known.end, last + 1))
-        elif last >= first:
+        else:
             self.spans[block.generation] = Span(offset, first, last + 1, previous)
 
     def _count_scanned(self, found: Scanned) -> None:
