@@ -142,7 +142,7 @@ class _Repair:
         """Where frames are lost, a sequence should reach as far as any of its layers still does."""
         found, indexes = [], list(self.index.sequences.values())
         for n, index in enumerate(indexes):
-            end = index.settled
+            end = index.length
             if self.log.report.damage:
                 end = max(extents.end for extents in index.maps.values())
             share = self._shares.share(600 * n // len(indexes), 600 * (n + 1) // len(indexes))

@@ -185,7 +185,7 @@ class _Verification:
 
     def _check_sequence(self, index: SequenceIndex, tell: Progress) -> SequenceCheck:
         """Where frames are lost, a sequence should reach as far as any of its layers still does."""
-        end = index.settled
+        end = index.length
         if self.log.report.damage:
             end = max(extents.end for extents in index.maps.values())
         try:

@@ -148,6 +148,11 @@ class Log:
         )
 
     @property
+    def passes_damage(self) -> bool:
+        """Whether it goes on behind damage, and there is some."""
+        return self.recovery == Recovery.SKIP_DAMAGED and any(walk.report.damage for walk in self.walks)
+
+    @property
     def cursor(self) -> Cursor:
         """The end of lane FRESH."""
         return self.fresh.cursor

@@ -12,6 +12,7 @@ from kvcodec.flash.block import Block
 from kvcodec.layout import RECORD_HEADER, Kind
 from kvcodec.log.located import Located, Place, RecordTable
 from kvcodec.store.entering import KINDS
+from kvcodec.store.extents import ExtentMap
 from kvcodec.store.index import LogIndex
 
 
@@ -61,12 +62,9 @@ class Liveness:
         Of a layer with a window those that it needs, or may still need, and summaries: without them what they stand for
         would be back where its block is not cleaned yet.
         """
-        for sequence in self._index.sequences.values():
-            length = sequence.settled
-            for (layer, _), extents in sequence.maps.items():
-                needed = extents.covering(sequence.model.layers[layer].held(length), 1 << 62)
-                for extent in itertools.chain(needed, extents.summaries()):
-                    yield from (part.place for part in extent.coded.parts)
+        for extents, held in self._streams():
+            for extent in itertools.chain(extents.covering(held, 1 << 62), extents.summaries()):
+                yield from (part.place for part in extent.coded.parts)
         yield from (one.place for one in self._index.dictionaries.records())
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
@@ -78,14 +76,19 @@ class Liveness:
         return [one for one in records if self._is_alive(one, block, alive)]
 
     def _forget(self, block: int, alive: set[int]) -> None:
+        for extents, held in self._streams():
+            left = extents.covering(0, held) if held else ()
+            places = ((one.end, part.place) for one in left for part in one.coded.parts)
+            gone = [end for end, place in places if place.block == block and place.offset not in alive]
+            if gone:
+                extents.forget(max(gone))
+
+    def _streams(self) -> Iterator[tuple[ExtentMap, int]]:
+        """What holds the tokens of each stream, and the first of them that its sequence needs."""
         for sequence in self._index.sequences.values():
-            length = sequence.settled
-            for (layer, _), extents in sequence.maps.items():
-                left = extents.covering(0, sequence.model.layers[layer].held(length))
-                places = ((one.end, part.place) for one in left for part in one.coded.parts)
-                gone = [end for end, place in places if place.block == block and place.offset not in alive]
-                if gone:
-                    extents.forget(max(gone))
+            layers = sequence.model.layers
+            length = sequence.settled if any(layer.window for layer in layers) else 0
+            yield from ((extents, layers[layer].held(length)) for (layer, _), extents in sequence.maps.items())
 
     def _is_alive(self, one: Located, block: int, alive: set[int]) -> bool:
         kind, number = int(one.header["kind"]), int(one.header["sequence"])

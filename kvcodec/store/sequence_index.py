@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcodec.layout import StreamId
@@ -25,11 +26,11 @@ class RowsOf(NamedTuple):
 class SequenceIndex:
     """Where the tokens of one sequence are: an extent map for each (layer, stream).
 
-    With `holes`, a sequence goes on behind tokens that damage took.
+    may_have_holes: whether it goes on behind tokens that damage took.
     """
 
-    def __init__(self, info: SequenceInfo, model: Model, *, holes: bool) -> None:
-        self.info, self.model, self._holes = info, model, holes
+    def __init__(self, info: SequenceInfo, model: Model, may_have_holes: Callable[[], bool]) -> None:
+        self.info, self.model, self._may_have_holes = info, model, may_have_holes
         self.maps: dict[Key, ExtentMap] = {
             (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
         }
@@ -43,7 +44,7 @@ class SequenceIndex:
         """Tokens that can be asked for: those that every layer has, or had and then forgot because its window went on;
         with holes, up to the last one that every layer has.
         """
-        return min(extents.end for extents in self.maps.values()) if self._holes else self.settled
+        return min(extents.end for extents in self.maps.values()) if self._may_have_holes() else self.settled
 
     @property
     def settled(self) -> int:
