@@ -306,7 +306,7 @@ def test_stale_blocks_of_a_torn_first_frame_are_erased(tmp_path):
 
 
 def test_a_dropped_split_record_is_forgotten():
-    index = SequenceIndex(None, tiny_model(1), lambda: False)
+    index = SequenceIndex(None, tiny_model(1), holes=False)
     key = (0, StreamId.K)
     assert index.add(key, Coded(5, None, 0, 64, (Part(Place(1, 0, 64), 0, 1, 0),)), 2)
     assert index.holds_beyond(0)

@@ -148,9 +148,9 @@ class Log:
         )
 
     @property
-    def passes_damage(self) -> bool:
-        """Whether it goes on behind damage, and there is some."""
-        return self.recovery == Recovery.SKIP_DAMAGED and any(walk.report.damage for walk in self.walks)
+    def is_damaged(self) -> bool:
+        """Whether frames are lost that had been durable."""
+        return any(walk.report.damage for walk in self.walks)
 
     @property
     def cursor(self) -> Cursor:

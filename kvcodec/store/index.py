@@ -14,6 +14,7 @@ from kvcodec.layout import GROUP_HEADER, MAX_TOKEN, Axis, CodecId, DropScope, Ki
 from kvcodec.log.frame import host_bytes
 from kvcodec.log.located import NOWHERE, Located, RecordTable
 from kvcodec.log.reader import Log
+from kvcodec.log.recover import Recovery
 from kvcodec.spec import KNOWN_CODECS, CodecSpec
 from kvcodec.store.coded import Coded, Part
 from kvcodec.store.dictionaries import Dictionaries
@@ -180,7 +181,9 @@ class LogIndex:
             known.last_lsn = max(known.last_lsn, known.named_lsn)
             return
         self._want(one, info.name not in self.by_name, f"two sequences named {info.name!r}")
-        own = SequenceIndex(info, model, lambda: self.log.passes_damage)
+        own = SequenceIndex(
+            info, model, holes=self.log.recovery == Recovery.SKIP_DAMAGED, is_damaged=lambda: self.log.is_damaged
+        )
         own.last_lsn = own.named_lsn = own.begun_lsn = int(header["lsn"])
         if info.parent:
             self._share(one, own)

@@ -26,11 +26,13 @@ class RowsOf(NamedTuple):
 class SequenceIndex:
     """Where the tokens of one sequence are: an extent map for each (layer, stream).
 
-    may_have_holes: whether it goes on behind tokens that damage took.
+    With `holes`, a sequence goes on behind tokens that damage took. is_damaged: whether frames of the log are lost.
     """
 
-    def __init__(self, info: SequenceInfo, model: Model, may_have_holes: Callable[[], bool]) -> None:
-        self.info, self.model, self._may_have_holes = info, model, may_have_holes
+    def __init__(
+        self, info: SequenceInfo, model: Model, *, holes: bool, is_damaged: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.info, self.model, self._holes, self._is_damaged = info, model, holes, is_damaged
         self.maps: dict[Key, ExtentMap] = {
             (n, s.id): ExtentMap() for n, layer in enumerate(model.layers) for s in layer.streams
         }
@@ -44,7 +46,16 @@ class SequenceIndex:
         """Tokens that can be asked for: those that every layer has, or had and then forgot because its window went on;
         with holes, up to the last one that every layer has.
         """
-        return min(extents.end for extents in self.maps.values()) if self._may_have_holes() else self.settled
+        if self._holes and (self._is_damaged() or self._lacks_tokens()):
+            return min(extents.end for extents in self.maps.values())
+        return self.settled
+
+    def _lacks_tokens(self) -> bool:
+        """Whether a layer lacks tokens before others that it holds. One with a window does where a crash cut an append
+        short, of which it was not given what its window would have left.
+        """
+        layers = self.model.layers
+        return any(own.reach < own.end for (layer, _), own in self.maps.items() if not layers[layer].window)
 
     @property
     def settled(self) -> int:
