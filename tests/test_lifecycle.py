@@ -299,9 +299,14 @@ def test_what_is_cleaned_for_the_record_of_a_cut_is_not_what_the_cut_needs(tmp_p
             self.clean_all(0.02, lambda _done, _all: None)
             keep_room(self, records)
 
+        wanted = {"a": 200}
         with mock.patch.object(Cleaner, "keep_room", clean), contextlib.suppress(ShapeError):
             store.fork("a", "b", 150) if how == "fork" else store.sequence("a").truncate(150)
-            assert len(store.sequence("b" if how == "fork" else "a")) == 150
+            wanted |= {"b" if how == "fork" else "a": 150}
+    with kv.open(tmp_path / "c") as store:
+        for name, length in wanted.items():
+            check(store.sequence(name), cut(parts, length), window=30)
+        assert store.sequences() == list(wanted)
 
 
 def test_a_cut_on_a_small_device_loses_nothing(tmp_path):
