@@ -86,3 +86,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.stem not in COVERED:
             item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.fixture
+def forge(tmp_path):
+    """A log that is written frame by frame."""
+    from tools.golden.forge import Forge  # most tests need none
+
+    forge = Forge(tmp_path / "c", "x")
+    yield forge
+    forge.device.close()

@@ -39,7 +39,7 @@ from kvcodec.log.frame import (
 )
 from kvcodec.log.reader import Cursor
 from kvcodec.log.scan import scan_frames
-from tools.golden.forge import Forge, repair
+from tools.golden.forge import repair
 from tools.golden.forged import forged_group, forged_model, forged_sequence, forged_step
 
 BASE, OFFSET, UUID = 10_000, 64, bytes(range(16))
@@ -357,13 +357,6 @@ def test_a_drop_that_damage_implies_is_of_no_sequence():
 
 
 # -- the quick scan ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def forge(tmp_path):
-    forge = Forge(tmp_path / "c", "x")
-    yield forge
-    forge.device.close()
 
 
 def scan(forge, cursor, offset):

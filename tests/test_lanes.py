@@ -22,15 +22,6 @@ from tests.walked import (
     walk,
 )
 from tools.golden import forge as forging
-from tools.golden.forge import Forge
-
-
-@pytest.fixture
-def forge(tmp_path):
-    forge = Forge(tmp_path / "c", "x")
-    yield forge
-    forge.device.close()
-
 
 # -- frames that are gone on purpose ----------------------------------------------------------------------------------
 

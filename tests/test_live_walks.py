@@ -25,16 +25,7 @@ from tests.walked import (
     step,
     walk,
 )
-from tools.golden.forge import Forge
 from tools.golden.forged import forged_step
-
-
-@pytest.fixture
-def forge(tmp_path):
-    forge = Forge(tmp_path / "c", "x")
-    yield forge
-    forge.device.close()
-
 
 # -- others are at work -----------------------------------------------------------------------------------------------
 

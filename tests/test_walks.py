@@ -32,16 +32,7 @@ from tests.walked import (
     torn,
     walk,
 )
-from tools.golden.forge import Forge
 from tools.golden.forged import forged_step
-
-
-@pytest.fixture
-def forge(tmp_path):
-    forge = Forge(tmp_path / "c", "x")
-    yield forge
-    forge.device.close()
-
 
 # -- regular ends -----------------------------------------------------------------------------------------------------
 
