@@ -39,9 +39,10 @@ test: .venv/ready .ksy/ready  ## the whole suite, with the branch coverage that 
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not campaign' --cov --cov-report= --durations=25
 	$(BIN)/python -m coverage report --skip-covered --fail-under=95 --include='kvcodec/log/*,kvcodec/flash/*,kvcodec/codecs/*,kvcodec/store/*'
 
-# What passed is in .campaigns: an interrupted run goes on there, as long as the code is the same.
+# What passed is in .campaigns: an interrupted run goes on there, as long as the code is the same. The option has its "=":
+# without it pytest takes a file that is there for a path of tests, and looks for its options beside that.
 check: test  ## the long campaigns of the reliability bar, first column
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed .campaigns/check
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed=.campaigns/check
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/test_kernels.py tests/test_attention_kernels.py
 	$(BIN)/python bench/quality.py --check
 	$(BIN)/python bench/precision.py --check
@@ -64,8 +65,8 @@ fuzz: .fuzz/ready  ## coverage-guided fuzzing of what reads files and texts of o
 	done
 
 soak: check  ## its second column, and every property test over thousands of fresh examples
-	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign' --passed .campaigns/soaked
-	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed .campaigns/soak
+	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not campaign' --passed=.campaigns/soaked
+	KVCODEC_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m campaign --passed=.campaigns/soak
 
 lint: .venv/ready
 	$(BIN)/ruff check .
