@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -68,6 +69,62 @@ def find_lost_tokens(
                 lost.append(LostTokens(layer, stream.name, max(extent.first, held), position))
             tell(n * end + position, len(index.maps) * end)
     return [_widened(one, index.summarized, end) for one in lost], bad
+
+
+def find_length(
+    whole: LogIndex, index: SequenceIndex, end: int, *, missing: list[str] | None = None, tell: Progress = no_progress
+) -> tuple[int, list[LostTokens], list[tuple[Extent, str]]]:
+    """How long a sequence is of which some layers or streams reach to `end`, and what of its first `end` tokens is lost
+    then; otherwise as find_lost_tokens.
+
+    It ends with a token that all of them still have; but where sliding windows then need tokens that they had left
+    behind, with that of the lengths of which most can be read.
+    """
+    lost, bad = find_lost_tokens(whole, index, end, missing=missing, tell=tell)
+    ranges, length, tries = token_ranges(lost), end, [(end, lost)]
+    while (last := token_ranges(tries[-1][1])) and last[-1][1] == length:
+        length = _common_end(index, last[-1][0])
+        own, more = find_lost_tokens(whole, index, length, missing=missing)
+        bad += [one for one in more if one not in bad]
+        tries.append((length, own))
+    if not all(any(first <= a and b <= stop for first, stop in ranges) for a, b in last):
+        length, own = max(tries, key=lambda one: _worth(index, *one))
+        tries = tries[: tries.index((length, own)) + 1]
+    if length == end:
+        return end, lost, bad
+    beyond = [one._replace(first=max(one.first, length)) for _, own in tries for one in own if one.end > length]
+    return length, _merged([*tries[-1][1], *beyond, *_gaps(index, length, end)]), bad
+
+
+def _common_end(index: SequenceIndex, length: int) -> int:
+    """The longest length, up to one, at the end of which every stream has a record or was evicted from."""
+    while True:
+        held = [(extents.covering(0, length), extents.evicted(0, length)) for extents in index.maps.values()]
+        ends = (max([0, *(e.end for e in own), *(stop for _, stop in gone)]) for own, gone in held)
+        if (shorter := min(length, *ends)) == length:
+            return length
+        length = shorter
+
+
+def _worth(index: SequenceIndex, length: int, lost: Iterable[LostTokens]) -> tuple[bool, int, int]:
+    """What can be read if a sequence has a length, to compare: whether any token by all layers, and how many in all."""
+    held = [index.model.layers[layer].held(length) for layer, _ in index.maps]
+    kept = kept_tokens(lost, length)
+    return bool((kept >= max(held)).any()), int(np.count_nonzero(kept >= min(held))), length
+
+
+def _merged(lost: Iterable[LostTokens]) -> list[LostTokens]:
+    """The same tokens, none of a stream twice."""
+    own = itertools.groupby(sorted(lost), key=lambda one: (one.layer, one.stream))
+    return [LostTokens(*key, first, end) for key, all_ in own for first, end in token_ranges(all_)]
+
+
+def _gaps(index: SequenceIndex, first: int, end: int) -> Iterator[LostTokens]:
+    """Those of the tokens first … end - 1 that streams have no record of."""
+    for (layer, id_), extents in index.maps.items():
+        held = [(max(e.first, first), min(e.end, end)) for e in extents.covering(first, end)]
+        for gap in _uncovered(first, end, sorted([*held, *extents.evicted(first, end)])):
+            yield LostTokens(layer, id_.name, *gap)
 
 
 def _widened(lost: LostTokens, summarized: Iterable[tuple[int, int]], end: int) -> LostTokens:

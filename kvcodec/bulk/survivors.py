@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.bulk.salvage import LostTokens, find_lost_tokens, token_ranges
+from kvcodec.bulk.salvage import LostTokens, find_length, token_ranges
 from kvcodec.errors import FormatError
 from kvcodec.layout import DropScope, Kind
 from kvcodec.log.frame import Record
@@ -73,17 +73,10 @@ def find_survivor(
 ) -> Survivor:
     """What is left of a sequence that should have `end` tokens. missing: as in find_lost_tokens.
 
-    Lost tokens at its end are cut off. Not where a layer with a sliding window would then need tokens that the window
-    has left behind: there, as everywhere else, they are evicted, so that all others keep their numbers.
+    Lost tokens at its end are cut off; others are evicted, so that all that are left keep their numbers.
     """
-    lost, _ = find_lost_tokens(whole, index, end, missing=missing, tell=tell)
-    ranges = token_ranges(lost)
-    length = ranges[-1][0] if ranges and ranges[-1][1] == end else end
-    if length < end and any(layer.window for layer in index.model.layers):
-        again = token_ranges(find_lost_tokens(whole, index, length, missing=missing)[0])
-        if not all(any(first <= a and b <= stop for first, stop in ranges) for a, b in again):
-            length = end
-    evicted = tuple(one for one in ranges if one[1] <= length)
+    length, lost, _ = find_length(whole, index, end, missing=missing, tell=tell)
+    evicted = tuple((first, stop) for first, stop in token_ranges(lost) if stop <= length)
     return Survivor(index, end, length, tuple(lost), evicted)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kvcodec.bulk.chunks import Progress, no_progress
-from kvcodec.bulk.salvage import find_lost_tokens
+from kvcodec.bulk.salvage import find_length
 from kvcodec.bulk.shares import Shares
 from kvcodec.bulk.verification import SequenceCheck, Verdict, VerifyReport
 from kvcodec.codecs.dictionary import DictionarySet
@@ -189,7 +189,7 @@ class _Verification:
         if self.log.report.damage:
             end = max(extents.end for extents in index.maps.values())
         try:
-            lost, bad = find_lost_tokens(self.index, index, end, tell=tell)
+            _, lost, bad = find_length(self.index, index, end, tell=tell)
         except MissingDictionary as error:  # other sequences may do without it
             self.missing = str(error)
             return SequenceCheck(index.info.name, end, ())

@@ -47,7 +47,7 @@ def plan_frames(
         elif not fresh:
             fresh, start = True, first
         else:
-            need = _end(first, min(queue[0][1].size, block_bytes + 1), queue[0][1].kind)
+            need = frame_end(first, min(queue[0][1].size, block_bytes + 1), queue[0][1].kind)
             raise SpecError(
                 f"a record of {queue[0][1].size} bytes ({queue[0][1].pieces} heads) needs {need - first} in a block, "
                 f"and an erase block of this device has {block_bytes - first}: one head must fit"
@@ -55,7 +55,8 @@ def plan_frames(
     return frames
 
 
-def _end(position: int, size: int, kind: int) -> int:
+def frame_end(position: int, size: int, kind: int) -> int:
+    """Where in a block a frame ends that begins at `position` and has one record, of `size` bytes."""
     return close_frame(place_record(position + FRAME_HEADER.itemsize, kind) + size)
 
 

@@ -22,6 +22,7 @@ from kvcodec.sparse_spec import MAX_DICTIONARY, MAX_GROWTHS, Pursuit
 from kvcodec.spec import CodecSpec
 from kvcodec.store.cap import Cap
 from kvcodec.store.coding import Coding, ask
+from kvcodec.store.fitting import check_groups
 from kvcodec.store.growths import check_room
 from kvcodec.store.model import Model
 from kvcodec.store.pairs import check_pairs
@@ -106,6 +107,7 @@ def open_store(
         check_pairs(policy, model, ({} if own is None else {own.hash: own}).__getitem__)
         check_room(policy, grow, ({} if own is None else {own.hash: own}).__getitem__)
         geometry = Geometry.parse(device)
+        check_groups(policy, model, geometry)
         opened = Device.make(path, geometry, blocks=min(max(1, capacity // geometry.block_bytes), (1 << 32) - 1))
     else:
         opened = Device.open(path, writable=mode == "a")

@@ -237,12 +237,20 @@ class Sequence(Readable):
             self.log_open_rows()
             record = truncate(self, operator.index(length), self._index)
             self._store.log_change(record, check=lambda: self.check_servable(length))
-            if all(open_.first <= length for open_ in self._open.values()):  # what is open is what it was
-                self._open = {key: open_.cut(length) for key, open_ in self._open.items()}
-                self._stale = False
-                self._places.clear()
+            self._cut(length)
+
+    def _cut(self, length: int) -> None:
+        """Have no open rows behind `length` tokens; what stays open is what it was. Streams whose groups are cut too go
+        on from what the log holds of them.
+        """
+        self._stale = False
+        self._places.clear()
+        for key, open_ in self._open.items():
+            if open_.first <= length:
+                self._open[key] = open_.cut(length)
             else:
-                self._begin_anew()
+                self._outgoing[key] = self._make_outgoing(key)
+                self._open[key] = self._take_up_stream(key, length)
 
     def evict(self, first: int, end: int) -> None:
         """Forget the rows of tokens first … end - 1, in all layers; all others keep their numbers.
@@ -291,13 +299,6 @@ class Sequence(Readable):
     def check_servable(self, length: int) -> None:
         """Raises ShapeError if the sequence could not be read as one of `length` tokens."""
         check_servable(self._index, length)
-
-    def _begin_anew(self) -> None:
-        """Take up what is in the log."""
-        self._open, self._stale = {}, False
-        self._places.clear()
-        self._outgoing = {key: self._make_outgoing(key) for key in self._index.maps}
-        self.take_up()
 
     def take_up(self) -> None:
         """Load the open rows of a sequence that an earlier writer left."""

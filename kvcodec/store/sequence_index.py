@@ -68,6 +68,18 @@ class SequenceIndex:
                 bound = min(bound, extents.run_end(window, bound) if window else extents.reach)
         return bound
 
+    def forget_steps(self) -> None:
+        """Have layers with a window forget what it has left behind up to the last of single steps in it: the groups that
+        took their place may be gone with their blocks, and with them what they, or others, were coded as.
+        """
+        length = self.settled
+        for (layer, _), extents in self.maps.items():
+            held = self.model.layers[layer].held(length)
+            left = extents.covering(0, held) if held else ()
+            steps = [one.end for one in left if one.coded.step is not None and one.end <= held]
+            if steps:
+                extents.forget(max(steps))
+
     def holds_beyond(self, length: int) -> bool:
         """Whether some layer holds tokens from `length` on, or parts of a record that a crash left incomplete."""
         return bool(self._split) or any(extents.end > length for extents in self.maps.values())

@@ -26,6 +26,7 @@ from kvcodec.log.sidecar import write_sidecar
 from kvcodec.log.takeup import Writers, check_writable, take_up
 from kvcodec.store.coding import Coding
 from kvcodec.store.ending import drop_record
+from kvcodec.store.fitting import check_groups
 from kvcodec.store.growths import check_room
 from kvcodec.store.liveness import Liveness
 from kvcodec.store.logged import LoggedStore
@@ -82,10 +83,13 @@ class Store(LoggedStore):
                 self.index.dictionaries.find(rule.policy.spec.basis)
         check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
+        check_groups(policy, own, self.device.geometry)
         check_writable(self.log)
         if self.device.complete_last_unit():
             self._reload()
         self._writers = take_up(self.device, self.log)
+        for sequence in self.index.sequences.values() if len(self.log.freed) else ():
+            sequence.forget_steps()
         keeper = Liveness(self.index, self.known.table, self.known.add, self.known.forget)
         self._cleaner = Cleaner(self.device, self.log, self._writers, keeper)
         if self.device.faults is not None and not self.index.models:
