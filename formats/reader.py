@@ -478,8 +478,11 @@ def walk_lanes(device: Device, vouched: SequenceOf[int], mode: str) -> list[Reco
             break
     fresh = Walk(device, FRESH, freed, vouched[FRESH], mode).frames()
     records: dict[tuple[int, int], Record] = {}
-    for record in (record for frame in (*fresh, *kept) for record in frame.records):
-        records[record.header.lsn, record.header.get("first_head", 0)] = record  # parts of a record share its lsn
+    for lane, frame in (*((FRESH, frame) for frame in fresh), *((KEPT, frame) for frame in kept)):
+        if freed.covers(lane, frame.header.number, frame.header.number + 1):
+            continue  # a crash left it in front of an erase, or within it: frame.md#cleaning
+        for record in frame.records:
+            records[record.header.lsn, record.header.get("first_head", 0)] = record  # parts of one share its lsn
     return [records[key] for key in sorted(records)]
 
 

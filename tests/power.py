@@ -86,7 +86,7 @@ def pieces(one, unit):
 def after_loss(before, asked, count, unit, lot=None):
     """The file if power fails behind `count` things of those asked, on top of the file `before`.
 
-    lot: of what no sync covers any part may be lost, piece by piece, and of the last piece half; without it, all that
+    lot: of what no sync covers any part may be lost, piece by piece, and a piece in part; without it, all that
     was asked is there.
     """
     image, synced = bytearray(before), 0
@@ -101,7 +101,8 @@ def after_loss(before, asked, count, unit, lot=None):
             if fate < 0.5:
                 apply(image, piece)
             elif fate < 0.6 and isinstance(piece, Write):
-                apply(image, Write(piece.offset, piece.data[: len(piece.data) // 2]))
+                apply(image, Write(piece.offset, piece.data[: lot.randrange(len(piece.data) + 1)]))
             elif fate < 0.6 and isinstance(piece, Erase):
-                apply(image, Erase(piece.offset, int(piece.length * lot.random())))
+                first, end = sorted(lot.randrange(piece.length + 1) for _ in range(2))
+                apply(image, Erase(piece.offset + first, end - first))
     return bytes(image)

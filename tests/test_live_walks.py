@@ -164,7 +164,7 @@ def test_a_record_of_a_block_that_was_erased_is_named_so(forge):
         ((place, _),) = log.poll()
         base = log.device.file_offset(place.block, place.offset)
         with pytest.raises(BlockErased) as raised:
-            log.load(Place(place.generation + 1, place.block, place.offset))
+            log.load(Place(place.generation - 1, place.block, place.offset))
         assert raised.value.offset == base
         forge.device.erase(place.block)
         with pytest.raises(BlockErased, match=f"block {place.block} was erased"):

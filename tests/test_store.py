@@ -297,12 +297,12 @@ def test_modes_and_identities(tmp_path):
 
 
 def test_a_device_too_small_for_one_head_is_refused(tmp_path):
-    model = Model((Layer.kv(1, 256),))
-    with kv.open(tmp_path / "c", "w", model=model, residual=0, sinks=0, device=TINY) as store:
-        sequence = store.sequence("a")
-        with pytest.raises(SpecError, match="one head must fit"):
-            sequence.append(0, rows(0, "k", 64, heads=1, dim=256), rows(0, "v", 64, heads=1, dim=256))
-        assert len(sequence) == 0
+    for layer, spec in ((Layer.kv(1, 256), "int4/channel/g64"), (Layer.kv(1, 16), "int8/channel/g1024")):
+        with pytest.raises(SpecError, match=f"layer 0, stream k: {spec} .* fits no erase block of 8192 bytes"):
+            kv.open(tmp_path / "c", "w", model=Model((layer,)), k=spec, device=TINY)
+        assert not (tmp_path / "c").exists()
+    with kv.open(tmp_path / "c", "w", model=Model((Layer.kv(1, 192),)), residual=0, sinks=0, device=TINY) as store:
+        store.sequence("a").append(0, *(rows(0, stream, 64, heads=1, dim=192) for stream in "kv"))
 
 
 # -- taking up ---------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_models_are_kept_whole(tmp_path):
         Layer((Stream(kv.StreamId.C, 1, 512), Stream(kv.StreamId.KR, 1, 64)), rope_scale=8.0),
     )
     model = Model(layers, "float16", "náme", bytes(range(32)), 3, 8, RopeLayout.HALVES)
-    with kv.open(tmp_path / "c", "w", model=model, device=TINY):
+    with kv.open(tmp_path / "c", "w", model=model, device=SMALL):
         pass
     with kv.open(tmp_path / "c") as store:
         assert store.model == model

@@ -132,9 +132,12 @@ class Device(BlockSupply):
     def complete_last_unit(self) -> bool:
         """Have the file hold all of a unit that it ends within and whose slot is set, as a crash leaves one; whether
         there is one. Else the unit would be programmed once the file is longer, behind a writer that had gone on
-        without it. Raises DeviceError.
+        without it. So does a slot within which the file ends. Raises DeviceError.
         """
         block, inside = divmod(self.image.size - _FIRST_BLOCK, self.geometry.stride)
+        if block >= 0 and inside < self.geometry.units_per_block * SPARE_BYTES and inside % SPARE_BYTES:
+            self.image.lengthen(self.image.size + -inside % SPARE_BYTES)
+            return True
         unit, held = divmod(inside - self.geometry.spare_area, self.geometry.unit_bytes)
         known = block >= 0 and 0 <= unit < self.geometry.units_per_block
         if not (known and held and self._words(block, unit, 1).any()):
@@ -218,10 +221,10 @@ class Device(BlockSupply):
 
     def was_erased(self, block: int, unit: int, generation: int) -> bool:
         """Whether a unit that was programmed under a generation has been erased since. A slot of which power let only
-        the beginning be written names no generation, and is none that was erased.
+        the beginning be written names no generation, or a lower one, and is none that was erased.
         """
         found = self.generation_of(block, unit)
-        return found != generation and (found != 0 or not self.programmed(block, unit, 1).any())
+        return found != generation and (found > generation or not self.programmed(block, unit, 1).any())
 
     def generations(self) -> npt.NDArray[np.uint64]:
         """Generation of every block that the file reaches into, unchecked; 0 for an erased one. One cheap look."""

@@ -41,7 +41,7 @@ class LaneFrames:
 
     def _refuse_erased(self, block: Block, unit: int) -> None:
         """Raises Flaw if neither the block's first slot nor this unit's, of which one may be damaged, is as it was."""
-        if all(self.device.generation_of(block.number, own) != block.generation for own in (0, unit)):
+        if all(self.device.was_erased(block.number, own, block.generation) for own in (0, unit)):
             raise Flaw("the block was erased")
 
     def first_of(self, block: Block) -> Frame | None:

@@ -60,6 +60,7 @@ class Log:
         self.pending: dict[Lane, Pending] = {}
         self.lsn = 0
         self._more: list[Sequence[Located]] = []  # of lane KEPT
+        self._left_out = False
 
     @property
     def walks(self) -> tuple[Walk, Walk]:
@@ -83,7 +84,7 @@ class Log:
     def follow(self) -> News:
         """What `poll_table` gives and raises, for somebody who knows all that came before."""
         fresh, kept = self._poll(careful=False)
-        jumped = any(walk.passed for walk in self.walks)
+        jumped = self._left_out or any(walk.passed for walk in self.walks)
         for walk in self.walks:
             walk.passed = False
         return News(fresh, kept, jumped)
@@ -98,7 +99,30 @@ class Log:
         fresh = self.fresh.poll() if careful else self.fresh.poll_table()
         self.lsn = max(self.lsn, self.fresh.lsn, self.kept.lsn)
         filled = [part for part in self._more if len(part)]
-        return fresh, filled[0] if len(filled) == 1 else order_records(filled) if filled else []
+        kept = filled[0] if len(filled) == 1 else order_records(filled) if filled else []
+        left = self._without_freed(fresh, self.fresh), self._without_freed(kept, self.kept)
+        self._left_out = any(len(own) < len(all_) for own, all_ in zip(left, (fresh, kept), strict=True))
+        return left
+
+    def _without_freed(self, found: Sequence[Located], walk: Walk) -> Sequence[Located]:
+        """Without what lies in frames that FREED records name: of a block that a crash left in front of its erase, or
+        within it, any part may be there, and its records may have been worth something to one another alone.
+        """
+        if not len(self.freed) or not len(found):
+            return found
+        if isinstance(found, RecordTable):
+            places = found.places["generation"]
+            gone = [own for own in np.unique(places).tolist() if self._is_freed(own, walk)]
+            return RecordTable(found.entries[~np.isin(places, np.array(gone, np.uint64))]) if gone else found
+        known: dict[int, bool] = {}
+        for one in found:
+            if one.place.generation not in known:
+                known[one.place.generation] = self._is_freed(one.place.generation, walk)
+        return [one for one in found if not known[one.place.generation]]
+
+    def _is_freed(self, generation: int, walk: Walk) -> bool:
+        span = walk.spans.get(generation)
+        return span is not None and self.freed.covers(walk.lane, span.first, span.end)
 
     def _ask(self) -> bool:
         """Read on in lane KEPT: a writer may have erased blocks since."""

@@ -13,16 +13,17 @@ from kvcodec.store.policy import Policy
 
 
 def check_groups(policy: Policy, model: Model, geometry: Geometry) -> None:
-    """Raises SpecError where one head of a full group fits no erase block: its tokens could never leave memory. Raw and
-    bounded groups take fewer tokens in small blocks.
+    """Raises SpecError where one head of a full group fits no erase block, so that its tokens could never leave memory.
+    Raw and bounded groups take fewer tokens in small blocks.
     """
     for number, layer in enumerate(model.layers):
         for stream in layer.streams:
             spec = policy.at(number, stream.id).spec
-            if spec.codec != CodecId.RAW and not spec.bounded and _takes(spec, stream, geometry) > geometry.block_bytes:
+            shrinks = spec.codec == CodecId.RAW or spec.bounded
+            if not shrinks and _takes(spec, stream, geometry) > geometry.block_bytes:
                 raise SpecError(
-                    f"layer {number}, stream {stream.id.name.lower()}: {spec} codes {token_group(spec)} tokens at once, "
-                    f"and one head of those fits no erase block of {geometry.block_bytes} bytes"
+                    f"layer {number}, stream {stream.id.name.lower()}: {spec} codes {token_group(spec)} tokens of a "
+                    f"head at once, and that fits no erase block of {geometry.block_bytes} bytes"
                 )
 
 

@@ -69,8 +69,8 @@ class SequenceIndex:
         return bound
 
     def forget_steps(self) -> None:
-        """Have layers with a window forget what it has left behind up to the last of single steps in it: the groups that
-        took their place may be gone with their blocks, and with them what they, or others, were coded as.
+        """Have layers with a window forget what it has left behind, up to the last single steps there: the groups that
+        took their place may be gone with their blocks, and what others stood on with them.
         """
         length = self.settled
         for (layer, _), extents in self.maps.items():

@@ -83,7 +83,8 @@ class Store(LoggedStore):
                 self.index.dictionaries.find(rule.policy.spec.basis)
         check_pairs(policy, own, self.index.dictionaries.find)
         check_room(policy, grow, self.index.dictionaries.find)
-        check_groups(policy, own, self.device.geometry)
+        if policy != self.index.default:
+            check_groups(policy, own, self.device.geometry)
         check_writable(self.log)
         if self.device.complete_last_unit():
             self._reload()
