@@ -147,7 +147,16 @@ class Simulation:
 
     def dead_bytes(self) -> NDArray[np.float64]:
         """See Keeper."""
-        return np.where(self._live > 0, self._rows - self._live, self.device.geometry.block_bytes)
+        dead = np.where(self._live > 0, self._rows - self._live, self.device.geometry.block_bytes)
+        for block, held in self.device.held.items():
+            if self._live[block] <= 0:
+                dead[block] -= sum(one.size for one in held if self._is_small_alive(one))
+        return dead
+
+    def _is_small_alive(self, one: SizedRecord) -> bool:
+        own = self._sequences.get(one.origin.sequence)
+        named = one.kind in (Kind.SEQUENCE, Kind.DROP) and (own.alive if own else not one.origin.sequence)
+        return named or one.kind == Kind.MODEL
 
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
         """See Keeper."""

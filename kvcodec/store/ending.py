@@ -55,11 +55,17 @@ def truncate(sequence: Sequence, length: int, index: SequenceIndex) -> Record:
 
 
 def evict(sequence: Sequence, first: int, end: int, settled: int, index: SequenceIndex) -> Record:
-    """The record that evicts tokens first … end - 1 from a sequence. settled: tokens before it have left all windows.
+    """The record that evicts tokens first … end - 1 from a sequence, and names those beside them that were evicted
+    before, so that the records that did it are worth nothing any more. settled: tokens before it have left all windows.
 
     Raises ShapeError.
     """
     check_settled(sequence, first, end, settled, index, "evicted")
+    gone = [set(extents.evicted(0, settled)) for extents in index.maps.values()]
+    whole = {own for own in set.intersection(*gone) if not any(own[0] < b and a < own[1] for a, b in index.summarized)}
+    while beside := [own for own in whole if own[0] <= end and first <= own[1]]:
+        first, end = min(first, *(start for start, _ in beside)), max(end, *(stop for _, stop in beside))
+        whole -= set(beside)
     return drop_record(index.info.id, DropScope.RANGE, first, end)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcodec.flash.block import Block
-from kvcodec.layout import RECORD_HEADER, Kind
+from kvcodec.layout import HEADERS, RECORD_HEADER, DropScope, Kind
 from kvcodec.log.located import Located, Place, RecordTable
 from kvcodec.store.entering import KINDS
 from kvcodec.store.extents import ExtentMap
@@ -30,6 +31,7 @@ class Liveness:
         gone: Callable[[Block], None],
     ) -> None:
         self._index, self._present, self._moved_to, self._gone = index, present, moved_to, gone
+        self._reaches: dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] = {}
 
     def moved(self, copies: Sequence[Located]) -> None:
         """See Keeper."""
@@ -41,8 +43,8 @@ class Liveness:
         self._gone(block)
 
     def dead_bytes(self) -> NDArray[np.float64]:
-        """See Keeper. Of rows and sets: other records are few, and small; a block of no others holds nothing that would
-        not be as well elsewhere.
+        """See Keeper. Of rows and sets: other records are few, and small. A block of no others holds nothing that would
+        not be as well elsewhere, but for what is alive of those.
         """
         table = self._present()
         places, common = table.places, table.columns(RECORD_HEADER)
@@ -53,8 +55,20 @@ class Liveness:
         sizes = common["header_bytes"].astype(np.float64) + common["body_bytes"]
         device, blocks = self._index.log.device, places["block"]
         counted = np.bincount(blocks[dead], sizes[dead], device.present_blocks()).astype(np.float64)
-        counted[np.bincount(blocks[found & ~dead], minlength=len(counted)) == 0] = device.geometry.block_bytes
+        rowless = np.bincount(blocks[found & ~dead], minlength=len(counted)) == 0
+        if rowless.any():
+            small = rowless[blocks] & self._is_small_alive(table.kinds, common["sequence"])
+            counted[rowless] = device.geometry.block_bytes
+            counted -= np.bincount(blocks[small], sizes[small], len(counted))
         return counted
+
+    def _is_small_alive(self, kinds: NDArray[Any], numbers: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which records are of models, policies, and sequences that are there or others stand on: about what `choose`
+        takes.
+        """
+        named = np.isin(kinds, (Kind.SEQUENCE, Kind.DROP)) & np.isin(numbers, [0, *self._index.sharing])
+        alive: NDArray[np.bool_] = named | (kinds == Kind.MODEL)
+        return alive
 
     def _places(self) -> Iterator[Place]:
         """Where records of rows and of sets lie that are alive; some more than once.
@@ -73,6 +87,7 @@ class Liveness:
         """
         alive = {place.offset for place in self._places() if place.block == block}
         self._forget(block, alive)
+        self._reaches.clear()
         return [one for one in records if self._is_alive(one, block, alive)]
 
     def _forget(self, block: int, alive: set[int]) -> None:
@@ -101,9 +116,47 @@ class Liveness:
             return int(one.header["lsn"]) in (own.begun_lsn, own.named_lsn)
         if kind == Kind.SEQUENCE:
             return number in self._index.sharing or self._is_left(number, block, KINDS)
+        if kind == Kind.DROP and self._stands_alone(number) and not self._has_effect(one):
+            return False
         if kind == Kind.DROP:  # outlives all that it ends, and the record that says that there was such a sequence
             return number in self._index.sharing or self._is_left(number, block, (*KINDS, Kind.SEQUENCE))
         return kind == Kind.MODEL
+
+    def _stands_alone(self, number: int) -> bool:
+        """Whether a sequence is there, and shares nothing with others."""
+        own = self._index.sequences.get(number)
+        return own is not None and not own.info.parent and self._index.sharing[number] == [own]
+
+    def _has_effect(self, one: Located) -> bool:
+        """Whether a DROP record of a sequence that stands alone says what no other record does."""
+        scope = int(one.header["scope"])
+        if scope == DropScope.TAIL:
+            return self._cuts(one)
+        return scope != DropScope.RANGE or not self._is_covered(one)
+
+    def _is_covered(self, one: Located) -> bool:
+        """Whether a newer record evicts all that this one does."""
+        present = self._present()
+        columns = present.columns(HEADERS[Kind.DROP])
+        drops = columns[(present.kinds == Kind.DROP) & (columns["sequence"] == one.header["sequence"])]
+        newer = (drops["scope"] == DropScope.RANGE) & (drops["lsn"] > one.header["lsn"])
+        wider = (drops["first_token"] <= one.header["first_token"]) & (drops["end_token"] >= one.header["end_token"])
+        return bool((newer & wider).any())
+
+    def _cuts(self, one: Located) -> bool:
+        """Whether the log has older rows of its sequence, dead ones too, behind the token at which a record cuts it."""
+        number = int(one.header["sequence"])
+        if number not in self._reaches:
+            present = self._present()
+            lsns, ends = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+            for kind in KINDS:
+                columns = present.columns(HEADERS[kind])
+                own = columns[(present.kinds == kind) & (columns["sequence"] == number)]
+                lsns.append(own["lsn"])
+                ends.append(own["first_token"] + own["tokens"])
+            self._reaches[number] = np.concatenate(lsns), np.concatenate(ends)
+        lsns_, ends_ = self._reaches[number]
+        return bool(((lsns_ < one.header["lsn"]) & (ends_ > one.header["first_token"])).any())
 
     def _is_left(self, number: int, block: int, kinds: Sequence[int]) -> bool:
         """Whether other blocks hold records of these kinds of a sequence."""
