@@ -114,12 +114,27 @@ def test_an_interrupt_exits_with_130_and_leaves_nothing(here):
     assert names(here) == ["cache.kvlog", "cache.kvlog.idx", "chat.safetensors"]
 
 
-def test_a_closed_pipe_is_no_traceback(here):
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_closed_pipe_is_no_traceback(here, command):
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([*MAIN, "info", "cache.kvlog"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([*MAIN, command, "cache.kvlog"], stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_closed_standard_streams_change_no_exit_code(here, command, closed):
+    done = subprocess.run([*MAIN, command, "cache.kvlog"], preexec_fn=lambda: os.close(closed), stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_full_standard_output_is_one_line(here, command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MAIN, command, "cache.kvlog"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "kvcodec: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

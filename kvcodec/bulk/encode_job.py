@@ -141,7 +141,9 @@ class EncodeJob:
         if name not in store.sequences():
             return
         if not self.resume:
-            raise SpecError(f"{store.path}: the log holds a sequence {name!r} already; name another")
+            raise SpecError(
+                f"{store.path}: the log holds a sequence {name!r} already; name another, or resume what was interrupted"
+            )
         with self._open_part(one.named.dump) as source:
             check_continues(store, name, source, one.model, self.coding)
 

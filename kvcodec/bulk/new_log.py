@@ -93,5 +93,7 @@ def _publish(making: Path, path: Path, *, overwrite: bool) -> None:
         image.publish(path, overwrite=overwrite)
     finally:
         image.close()
-    with contextlib.suppress(FileNotFoundError):
+    try:  # the log is there, and can be read without
         os.replace(sidecar_path(making), sidecar_path(path))
+    except OSError:
+        sidecar_path(making).unlink(missing_ok=True)

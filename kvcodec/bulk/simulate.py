@@ -61,7 +61,7 @@ def run_workload(
     steps = cache(lambda tokens: list(course.steps(tokens, **how)))
     for turn in workload.turns(sizes, blocks * course.geometry.block_bytes):
         for number in turn.dropped:
-            simulation.drop(number, course.drop)
+            simulation.drop(number, course.drop, durable=course.journal is not None)
         simulation.begin_sequence(turn.begun, course.sequence)
         for step, durable in steps(turn.tokens):
             simulation.append(turn.begun, step, durable=durable)

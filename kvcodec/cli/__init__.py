@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
+import os
 import sys
 
 _INTERRUPTED = 130
@@ -15,6 +16,7 @@ _KEPT = ((-3, 32 << 20), (-1, 1 << 30), (-8, 1))  # mallopt: M_MMAP_THRESHOLD, M
 
 def main() -> None:
     """The console script `kvcodec`. Exits 0 fine, 1 the thing checked is bad, 2 wrong use or unreadable input."""
+    _open_standard_streams()
     _keep_memory()
     for name in ("typer", "rich"):
         if importlib.util.find_spec(name) is None:  # they are imported when they are needed
@@ -30,7 +32,18 @@ def main() -> None:
             code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = _INTERRUPTED
+    except OSError as error:  # commands tell of their files themselves: stdout takes no more
+        print(f"kvcodec: standard output: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit would fail again
+        code = 2
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """What is closed, as under a daemon, takes what is printed and loses it: no file is opened in its place."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - until the end
 
 
 def _keep_memory() -> None:

@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except typer.Abort:
         return _INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # by click, which ends the process where a pipe is closed
         return leave_pipe()
     except Exception as error:
         if not hasattr(error, "format_message"):  # what Typer raises for wrong use, whichever click it brings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,4 +107,4 @@ def print_any_name() -> None:
 def leave_pipe() -> int:
     """Nobody reads stdout any more; the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail again
-    return 1
+    return 128 + signal.SIGPIPE

@@ -22,6 +22,7 @@ from kvcodec.errors import (
     EraseFailed,
     NotErased,
     ProgramFailed,
+    SpecError,
     Uncorrectable,
 )
 from kvcodec.flash.block import Block, Counters, decode_header, encode_header
@@ -43,6 +44,7 @@ from kvcodec.layout import (
     RetireCause,
 )
 
+_LEAST_UNITS = 3  # of a block of a new device
 _FIRST_BLOCK = SUPERBLOCKS * SUPERBLOCK_BYTES
 _ERASED = 0xFF
 _UNITS_ASKED = 16  # for the generation of a block whose header unit is damaged
@@ -76,7 +78,14 @@ class Device(BlockSupply):
 
     @classmethod
     def make(cls, path: Path, geometry: Geometry, *, blocks: int, uuid: bytes = b"") -> Device:
-        """A new device under a name of its own beside `path`, until it is published or discarded."""
+        """A new device under a name of its own beside `path`, until it is published or discarded. Raises SpecError for
+        blocks that cleaning could gain nothing from.
+        """
+        if geometry.units_per_block < _LEAST_UNITS:
+            raise SpecError(
+                f"device {geometry.name!r}: an erase block has {geometry.units_per_block} program units, want "
+                f"{_LEAST_UNITS}: its header takes one, and what frees a block another"
+            )
         superblock = Superblock(uuid or os.urandom(16), geometry, blocks)
         image = Image.create(path)
         try:
@@ -286,6 +295,7 @@ class Device(BlockSupply):
         self.generation = max((block.generation for block in in_use), default=0)
         self._untouched = self.present_blocks()
         self._erased = {b for b in range(self._untouched) if b not in self.retired and not self.programmed(b).any()}
+        self.limit(self.most_blocks)
         mean = round(sum(counts.values()) / len(counts)) if counts else 0
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
@@ -381,6 +391,7 @@ class Device(BlockSupply):
         self._failed = failed
         self.erase_counts[block] = count + 1
         self._erased.add(block)
+        self._tighten()
         if self.read_errors is not None:
             self.read_errors.erased(block)
         for lane in [lane for lane, own in self._open.items() if own.block.number == block]:

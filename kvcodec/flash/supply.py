@@ -10,16 +10,18 @@ from kvcodec.errors import NoSpace, WornOut
 from kvcodec.flash.allocation import order_erased
 from kvcodec.layout import Lane, RetireCause
 
+HELD_BLOCKS = 2  # erased ones that rows are not given: for DROP records, and for copies
+
 
 class BlockSupply:
     """Blocks 0 to blocks - 1. A device fills it when it is surveyed.
 
-    Attributes: blocks (capacity in erase blocks), most_blocks (that may be in use), erase_counts, retired (blocks that
-    are used no more), failing (blocks that are to be retired).
+    Attributes: blocks (capacity in erase blocks), most_blocks (that should be in use at most, see `limit`),
+    erase_counts, retired (blocks that are used no more), failing (blocks that are to be retired).
     """
 
     def __init__(self, blocks: int, path: Path) -> None:
-        self.blocks = self.most_blocks = blocks
+        self.blocks = self.most_blocks = self._allowed = blocks
         self.erase_counts: dict[int, int] = {}
         self.retired: dict[int, RetireCause] = {}
         self.failing: dict[int, RetireCause] = {}
@@ -47,7 +49,23 @@ class BlockSupply:
         """How many blocks can be opened."""
         bad = sum(block >= self._untouched for block in self.retired)
         erased = len(self._erased) + self.blocks - self._untouched - bad
-        return max(0, min(erased, self.most_blocks - (self.blocks - len(self.retired) - erased)))
+        return max(0, min(erased, self._allowed - self._used))
+
+    @property
+    def _used(self) -> int:
+        bad = sum(block >= self._untouched for block in self.retired)
+        return self._untouched + bad - len(self._erased) - len(self.retired)
+
+    def limit(self, most: int) -> None:
+        """Have at most so many blocks in use. Where more are, HELD_BLOCKS more can be opened, so that what is in
+        them can be given up, and fewer with each that is erased.
+        """
+        self.most_blocks = min(most, self.blocks)
+        self._allowed = max(self.most_blocks, self._used + HELD_BLOCKS)
+
+    def _tighten(self) -> None:
+        """A block was erased."""
+        self._allowed = max(self.most_blocks, min(self._allowed, self._used + HELD_BLOCKS))
 
     def retire(self, block: int, cause: RetireCause) -> None:
         """Use a block no more."""

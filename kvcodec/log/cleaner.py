@@ -14,6 +14,7 @@ import numpy as np
 from kvcodec.errors import CorruptRecord, EraseFailed, NoSpace
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
+from kvcodec.flash.supply import HELD_BLOCKS
 from kvcodec.layout import HEADERS, RECORD_HEADER, Kind, RetireCause
 from kvcodec.log.blocks import OneBlock
 from kvcodec.log.cursor import Cursor
@@ -31,9 +32,9 @@ from kvcodec.log.walk import Walk
 
 _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
-_HELD = 2  # erased blocks that rows are not given: for DROP records, and for copies
 _SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
+_PADDED = 0.45  # of a block that is filled, below which two of them are better one
 _AT_ONCE = 5  # units of copies that one step makes at most
 
 
@@ -52,13 +53,13 @@ class Cleaner:
     @property
     def reserve(self) -> int:
         """Erased blocks below which cleaning begins."""
-        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks)) + self._held - _HELD
+        return max(_LEAST_FREE, round(_FREE_SHARE * self._device.most_blocks)) + self._held - HELD_BLOCKS
 
     @property
     def _held(self) -> int:
         """Erased blocks that rows are not given."""
         faults = self._device.faults
-        return _HELD + (_SPARE if faults is not None and faults.fail_programs else 0)
+        return HELD_BLOCKS + (_SPARE if faults is not None and faults.fail_programs else 0)
 
     def keep_room(self, records: Sequence[Record]) -> None:
         """A step for records that are to be appended, if erased blocks are getting few, and as far as they last."""
@@ -121,6 +122,12 @@ class Cleaner:
         if fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
             fresh.begin_block()
             done = self._clean_old(old, least, tell, done)
+        while chosen := [block for _, block in self._padded() if block.generation in old]:
+            if not self._take(chosen[0]):
+                break
+            self._finish()
+            done += 1
+        self._erase(surely=True)
         return done
 
     def _clean_old(self, old: set[int], least: float, tell: Callable[[int, int], None], done: int) -> int:
@@ -132,19 +139,23 @@ class Cleaner:
                 break
             if self._victim is None:
                 self._take(chosen[0])
-            while self._victim is not None:
-                self._step(1 << 30)
-            if self._device.erased_blocks <= self.reserve:
-                self._erase(surely=True)
+            self._finish()
             done += 1
             tell(done, done + max(0, len(chosen) - 1))
         self._erase(surely=True)
         return done
 
+    def _finish(self) -> None:
+        """Copy all that is alive in the victim, and erase what is ready where erased blocks are few."""
+        while self._victim is not None:
+            self._step(1 << 30)
+        if self._device.erased_blocks <= self.reserve:
+            self._erase(surely=True)
+
     # -- one block ---------------------------------------------------------------------------------------------
 
     def _clean_one(self, *, urgent: bool) -> bool:
-        if self._victim is None and not self._ready and not self._begin(urgent=urgent):
+        if self._victim is None and not self._ready and not (self._begin(urgent=urgent) or self._begin_padded()):
             return False
         while self._victim is not None:
             self._step(1 << 30)
@@ -166,6 +177,20 @@ class Cleaner:
                 if not is_open and block.generation not in passed and block.number not in self._device.retired:
                     found.append((block, max(0.0, 1 - own / room)))
         return found
+
+    def _padded(self) -> list[tuple[float, Block]]:
+        """Blocks that can be cleaned and are mostly padding, as syncs leave it, or empty, with the share that is filled
+        with what is alive: that of any two fits one. Least filled first.
+        """
+        filled = self._keeper.filled_bytes() / self._device.geometry.block_bytes
+        found = [(filled[block.number] - (1 - share), block) for block, share in self._candidates()]
+        own = sorted((one for one in found if one[0] < _PADDED), key=lambda one: one[0])
+        return own if len(own) > 1 else []
+
+    def _begin_padded(self) -> bool:
+        """Begin with a block that is mostly padding: what is left where no block has much that is dead."""
+        found = self._padded()
+        return bool(found) and self._take(found[0][1])
 
     def settle_failures(self) -> bool:
         """Use blocks that failed no more, once what is alive in them is elsewhere; whether there were any. Durable when

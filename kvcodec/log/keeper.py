@@ -21,6 +21,12 @@ class Keeper(Protocol):
         """
         ...
 
+    def filled_bytes(self) -> NDArray[np.float64]:
+        """Bytes of the records in each block of the device, dead or alive, (blocks present,): the rest is padding, and
+        what was never programmed.
+        """
+        ...
+
     def choose(self, block: int, records: Sequence[Located]) -> Sequence[Located]:
         """Those of a block's records that are alive."""
         ...

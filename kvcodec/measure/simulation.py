@@ -98,8 +98,8 @@ class Simulation:
             self.sync()
         self.appends += 1
 
-    def drop(self, number: int, shape: RecordShape) -> None:
-        """End a sequence."""
+    def drop(self, number: int, shape: RecordShape, *, durable: bool = False) -> None:
+        """End a sequence. durable: when it returns."""
         self._log([SizedRecord(shape, Origin(number, set()))])
         own = self._sequences[number]
         own.alive = False
@@ -107,6 +107,8 @@ class Simulation:
             self._weigh(origin, -1)
             origin.alive = set()
         own.origins, own.steps = set(), {}
+        if durable:
+            self.sync()
 
     def sync(self) -> None:
         """Pad and program what waits in the lane of what is new."""
@@ -152,6 +154,13 @@ class Simulation:
             if self._live[block] <= 0:
                 dead[block] -= sum(one.size for one in held if self._is_small_alive(one))
         return dead
+
+    def filled_bytes(self) -> NDArray[np.float64]:
+        """See Keeper."""
+        filled = np.zeros(len(self._live))
+        for block, held in self.device.held.items():
+            filled[block] = sum(one.size for one in held)
+        return filled
 
     def _is_small_alive(self, one: SizedRecord) -> bool:
         own = self._sequences.get(one.origin.sequence)

@@ -62,6 +62,14 @@ class Liveness:
             counted -= np.bincount(blocks[small], sizes[small], len(counted))
         return counted
 
+    def filled_bytes(self) -> NDArray[np.float64]:
+        """See Keeper."""
+        table = self._present()
+        common = table.columns(RECORD_HEADER)
+        sizes = common["header_bytes"].astype(np.float64) + common["body_bytes"]
+        counted = np.bincount(table.places["block"], sizes, self._index.log.device.present_blocks())
+        return counted.astype(np.float64)
+
     def _is_small_alive(self, kinds: NDArray[Any], numbers: NDArray[Any]) -> NDArray[np.bool_]:
         """Which records are of models, policies, and sequences that are there or others stand on: about what `choose`
         takes.

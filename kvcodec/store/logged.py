@@ -292,4 +292,5 @@ class LoggedStore:
 
     def set_cap(self, cap: Cap) -> None:
         """Keep to a cap from here on."""
-        self.cap, self.device.most_blocks = cap, min(cap.blocks, self.device.blocks)
+        self.cap = cap
+        self.device.limit(cap.blocks)

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcodec.codecs.dictionary import DictionarySet
 from kvcodec.errors import (
+    DeviceError,
     NoSpace,
     ShapeError,
     SpecError,
@@ -119,13 +120,19 @@ class Store(LoggedStore):
                     try:
                         self._log_open_rows()
                         self._log_uses()
-                    finally:  # what is in the log already becomes durable even if there is no room for more
-                        self._witness(self._writers)
-                        if self._failure is None:
-                            ends = [writer.end() for writer in self._writers]
-                            write_sidecar(self.path, self.log, ends, self.known.ordered())
+                    except BaseException:  # no room, say: what is in the log becomes durable all the same
+                        with contextlib.suppress(DeviceError):
+                            self._end(self._writers)
+                        raise
+                    self._end(self._writers)
             finally:
                 self._let_go()
+
+    def _end(self, writers: Writers) -> None:
+        """Make what is in the log durable, and write the sidecar."""
+        self._witness(writers)
+        if self._failure is None:
+            write_sidecar(self.path, self.log, [writer.end() for writer in writers], self.known.ordered())
 
     def _log_uses(self) -> None:
         """Tell the next writer in which order sequences were used, if there is room: no sequence is worth that."""
@@ -157,7 +164,9 @@ class Store(LoggedStore):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        """Close it. Where the device has failed, that is the error, not what comes of closing it then."""
+        with contextlib.suppress(DeviceError) if isinstance(value, DeviceError) else contextlib.nullcontext():
+            self.close()
 
     # -- sequences ---------------------------------------------------------------------------------------------
 
@@ -267,12 +276,14 @@ class Store(LoggedStore):
     def sync(self) -> None:
         """Everything appended so far is durable when this returns."""
         with self.lock:
-            writer = self.check_writable()
+            self.check_writable()
             try:
                 self._log_open_rows()
-            finally:
-                writer.sync()
-                self._settle_failures()
+            except BaseException:
+                with contextlib.suppress(DeviceError):
+                    self.sync_log()
+                raise
+            self.sync_log()
 
     def _log_open_rows(self) -> None:
         """Log the open rows of all sequences; if some find no room, the others still do."""
