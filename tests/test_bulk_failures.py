@@ -23,6 +23,7 @@ from kvcodec.errors import (
     SpecError,
     UnknownSequence,
 )
+from kvcodec.log.sidecar import sidecar_path
 from tests.caches import rows
 from tests.test_bulk import dump_fixture, log_fixture, make_dump, names, write_dump  # noqa: F401
 
@@ -35,6 +36,16 @@ def test_an_existing_log_is_replaced_only_when_asked(tmp_path, dump, log):
         encode_dump(dump, log)
     assert log.read_bytes() == before
     encode_dump(dump, log, overwrite=True, sequence="new")
+    with kv.open(log) as store:
+        assert store.sequences() == ["new"]
+
+
+def test_a_log_whose_sidecar_finds_no_place_is_there_without(dump, log):
+    sidecar_path(log).unlink()
+    sidecar_path(log).mkdir()
+    before = names(log.parent)
+    encode_dump(dump, log, overwrite=True, sequence="new")
+    assert names(log.parent) == before
     with kv.open(log) as store:
         assert store.sequences() == ["new"]
 

@@ -27,7 +27,7 @@ from kvcodec.bulk.verify import verify_log
 from kvcodec.bulk.wear import Use, log_wear
 from kvcodec.errors import NoSpace, ShapeError, SpecError, UnknownSequence
 from kvcodec.flash.image import Image
-from kvcodec.layout import Kind
+from kvcodec.layout import Kind, StreamId
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.log.writer import LaneWriter
@@ -44,8 +44,8 @@ def model(window=0):
 
 
 def make(path, *, capacity=64 * 4096, window=0, **options):
-    options = {"residual": 0, "sinks": 0, "k": "raw", "v": "raw", "device": SMALL, "capacity": capacity} | options
-    return kv.open(path, "w", model=model(window), overwrite=True, **options)
+    options = {"residual": 0, "sinks": 0, "k": "raw", "v": "raw", "device": SMALL, "model": model(window)} | options
+    return kv.open(path, "w", capacity=capacity, overwrite=True, **options)
 
 
 def data(tokens, seed):
@@ -788,6 +788,104 @@ def test_a_full_device_can_still_be_freed(tmp_path, what):
     store.compact()
     append(store.sequence("new"), data(64, 1))
     store.close()
+
+
+def test_a_device_full_of_padding_goes_on(tmp_path):
+    """Every sync pads a unit: what is alive of such blocks is little, if nothing of it is dead."""
+    options = {"device": "page=1024,unit=1024,block=16384", "capacity": 20 * 16384, "model": kv.Model.uniform(1, 1, 16)}
+    with make(tmp_path / "c", **options) as store:
+        for n in range(500):  # 20 blocks have 300 units for them
+            store.sequence(f"s{n}").append(0, *(rows(0, stream, 1, 1, 16, salt=n) for stream in "kv"))
+            store.sync()
+    with kv.open(tmp_path / "c") as store:
+        assert len(store.sequences()) == 500
+        for n in range(0, 500, 7):
+            assert np.array_equal(store.sequence(f"s{n}").read(0)[1], rows(0, "v", 1, 1, 16, salt=n))
+    with kv.open(tmp_path / "c", "a") as store:
+        used = store.stats().blocks_used
+        store.compact()
+        least = store.stats().blocks_used
+        assert least < used
+        before = store.stats().programmed_bytes
+        assert store.compact() <= 1
+        assert store.stats().programmed_bytes - before <= 4 * 1024
+    assert verify_log(tmp_path / "c").verdict == "clean"
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": 1}])
+def test_a_cap_below_what_is_in_use_is_come_to(tmp_path, options):
+    with make(tmp_path / "c", capacity=64 * 4096) as store:
+        for n in range(40):
+            append(store.sequence(f"s{n}"), data(20, n))
+    with kv.open(tmp_path / "c", "a") as store:
+        assert store.stats().blocks_used > 32
+    with kv.open(tmp_path / "c", "a", cap=30 * 4096, when_full="lru", **options) as store:
+        append(store.sequence("new"), data(64, 1))
+        store.drop(store.sequences()[0])
+        store.compact()
+        assert store.stats().blocks_used <= 30
+        left = store.sequences()
+        assert left[-2:] == ["s39", "new"]
+    with kv.open(tmp_path / "c") as store:
+        check(store.sequence("s39"), data(20, 39))
+        check(store.sequence("new"), data(64, 1))
+    with kv.open(tmp_path / "c", "a", cap=10 * 4096) as store:
+        with pytest.raises(NoSpace):
+            append(store.sequence("more"), data(200, 1))
+        for name in left:
+            store.drop(name)
+        store.compact()
+        append(store.sequence("more"), data(64, 1))
+        assert store.stats().blocks_used <= 10
+    assert verify_log(tmp_path / "c").verdict == "clean"
+
+
+def test_blocks_that_cleaning_could_gain_nothing_from_are_refused(tmp_path):
+    with pytest.raises(SpecError, match="2 program units, want 3"):
+        make(tmp_path / "c", device="page=8192,block=16384")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("what", ["truncate", "fork"])
+def test_what_a_window_forgot_stays_forgotten_for_the_next_writer(tmp_path, what):
+    """A group is cleaned away, and the raw steps that it took the place of are not."""
+    path, steps = tmp_path / "c", 80
+    with make(path, capacity=400 * 4096, window=100, residual=20, k="int4/channel/g16", v="int4/token/g16") as store:
+        sequence = store.sequence("a")
+        append(sequence, data(steps, 1))
+        store.sync()  # all of them are steps
+        append(store.sequence("x"), data(300, 2))
+        append(sequence, data(10, 3))  # the first group leaves
+        groups = [sequence._index.maps[1, stream].covering(0, 64) for stream in (StreamId.K, StreamId.V)]
+        held = {part.place.block for own in groups for extent in own for part in extent.coded.parts}
+        append(sequence, data(200, 4))
+        append(store.sequence("y"), data(300, 5))
+        store.sync()
+        assert store._cleaner.empty(held)
+        with pytest.raises(ShapeError, match="has gone on"):
+            sequence.truncate(60)
+    with kv.open(path, "a") as store:
+        sequence = store.sequence("a")
+        with pytest.raises(ShapeError, match="has gone on"):
+            sequence.truncate(60) if what == "truncate" else store.fork("a", "b", 60)
+        sequence.truncate(289)
+        assert sequence.held(1) == range(189, 289)
+        sequence.read(1)
+
+
+def test_a_cut_leaves_streams_that_it_does_not_reach_as_they_are(tmp_path):
+    """K is all in its window, exact; V is cut within a group, and is taken up from the journal again."""
+    x = rows(0, "k", 150, 1, 16)
+    model = kv.Model.uniform(1, 1, 16)
+    with kv.open(tmp_path / "c", "w", model=model, residual={"k": 128, "v": 0}, sinks=0, durability="step",
+                 k="int4/channel/g64", v="int4/token/g16", journal="int8/token/g16") as store:  # fmt: skip
+        sequence = store.sequence("a")
+        sequence.append(0, x, x)
+        sequence.truncate(120)
+        assert np.array_equal(sequence.read(0)[0], x[:120])
+        sequence.append(0, x[120:], x[120:])
+        assert np.array_equal(sequence.read(0)[0][22:], x[22:])
+        assert len(sequence) == 150
 
 
 @pytest.mark.parametrize("what", ["truncate", "evict"])

@@ -274,6 +274,34 @@ def test_a_window_that_has_gone_on_keeps_the_length(tmp_path):
     assert verify_log(tmp_path / "new").verdict == "clean"
 
 
+@pytest.mark.parametrize(("windows", "length", "ahead"), [((48, 48), 300, 150), ((0, 48), 5, 300)])
+def test_a_layer_that_is_ahead_costs_no_rows_where_others_are_damaged(tmp_path, windows, length, ahead):
+    """A sequence ends with a token that all of its layers have, however far one of them reaches."""
+    model = kv.Model(tuple(kv.Layer.kv(1, 16, window=window) for window in windows))
+    parts = data(length, 1)
+    with make(tmp_path / "log", model=model) as store:
+        append(store.sequence("other"), data(300, 2))
+        store.sync()
+        append(store.sequence("c"), parts)
+        store.sequence("c").append(windows.index(48), *data(ahead, 3)[0])
+        assert len(store.sequence("c")) == length
+    start = next(at for at, header in records_of(tmp_path / "log", *KINDS) if int(header["sequence"]) == 1)
+    path = copy_of(tmp_path / "log", tmp_path, lambda raw: flip(raw, start + 200))
+    report = verify_log(path)
+    assert report.verdict == "damaged"
+    repaired = kv.repair(path, tmp_path / "new")
+    for found in (report.sequences, repaired.sequences):
+        (own,) = (one for one in found if one.name == "c")
+        assert own.lost_ranges == [(length, length + ahead)]
+    with kv.open(tmp_path / "new") as store:
+        sequence = store.sequence("c")
+        assert len(sequence) == length
+        for layer, window in enumerate(windows):
+            assert not sequence.evicted(layer)
+            for got, wanted in zip(sequence.read(layer), parts[layer], strict=True):
+                assert np.array_equal(got, wanted[max(0, length - window) if window else 0 :])
+
+
 def test_a_writer_goes_on_behind_evicted_tokens(tmp_path):
     with make(tmp_path / "log", residual=20) as store:
         append(store.sequence("a"), data(100, 1))

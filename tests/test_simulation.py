@@ -62,6 +62,7 @@ def run_store(path, course: Course, workload: Workload, appends: int, *, at_once
 CASES = {
     "groups, oldest first": (("int4/channel/g64", "int4/token/g32"), 0, 4, None, "oldest", 220, 32, 96),
     "steps, at random": (("int4/channel/g64", "int8/token/g32"), 16, 4, "raw", "random", 600, 1, 0),
+    "short sequences, oldest first": (("int8/token/g32", "int8/token/g32"), 0, 0, "raw", "oldest", 1500, 1, 0),
     "coded rows, at random": (("int8/token/g32", "int4/token/g32"), 0, 0, "raw", "random", 250, 4, 0),
 }
 
@@ -70,7 +71,9 @@ CASES = {
 def test_a_simulation_programs_and_erases_what_a_store_does(case, tmp_path):
     specs, residual, sinks, journal, drop, appends, at_once, sync_every = CASES[case]
     course = make_course(*specs, residual=residual, sinks=sinks, journal=journal)
-    workload, how = Workload((100, 200, 300), 0.75, drop, seed=3), {"at_once": at_once, "sync_every": sync_every}
+    lengths = (10,) if case.startswith("short") else (100, 200, 300)
+    workload = Workload(lengths, 0.75 if len(lengths) > 1 else 0.4, drop, seed=3)
+    how = {"at_once": at_once, "sync_every": sync_every}
     found = run_workload(course, BLOCKS, workload, appends, until_steady=False, **how).simulated
     counters, erases = run_store(tmp_path / "a.kvlog", course, workload, appends, **how)
     fresh, kept = counters[Lane.FRESH], counters[Lane.KEPT]
