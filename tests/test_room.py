@@ -206,6 +206,47 @@ def test_a_sequence_that_is_cut_or_evicted_from_for_ever_fills_no_device(tmp_pat
     assert verify_log(tmp_path / "c").verdict == "clean"
 
 
+@pytest.mark.parametrize("how", ["evict", "summarize"])
+def test_a_cut_of_evicted_tokens_holds_once_their_rows_are_cleaned_away(tmp_path, how):
+    """The record that evicted them, or made a summary of them, lies elsewhere, and must not bring them back."""
+    path, model = tmp_path / "c", kv.Model.uniform(1, 1, 16)
+    options = {"k": "int8/channel/g16", "v": "int8/channel/g16", "device": "page=256,unit=64,block=4096"}
+
+    def grow(store, name, tokens):
+        store.sequence(name).append(0, *(rows(0, stream, tokens, 1, 16) for stream in "kv"))
+        store.sync()
+
+    store = make(path, model=model, capacity=60 * 4096, **options)
+    for name, tokens in (("a", 64), ("fill", 128), ("y", 256), ("a", 64), ("y", 256)):
+        grow(store, name, tokens)
+    sequence = store.sequence("a")
+    if how == "evict":
+        sequence.evict(64, 128)
+    else:
+        sequence.summarize(64, 128, {0: [rows(0, stream, 2, 1, 16) for stream in "kv"]})
+        grow(store, "y", 256)
+    grow(store, "fill", 256)
+    grow(store, "z", 256)
+    sequence.truncate(64)
+    store.sync()
+    if how == "summarize":
+        for name, tokens in (("z", 384), ("fill", 128), ("a", 16)):
+            grow(store, name, tokens)
+    length = len(sequence)
+    grow(store, "z", 256)
+    store.drop("y")
+    store.compact()
+    for _ in range(3):
+        store.drop("z")
+        store.compact()
+        grow(store, "z", 256)
+    store.close()
+    for mode in "ra":
+        with kv.open(path, mode) as store:
+            assert len(store.sequence("a")) == length
+            assert not store.sequence("a").evicted(0)
+
+
 def until_full(work):
     """Do it again and again, told how often it was done, until there is no room, or it is as if it could go on so."""
     with contextlib.suppress(NoSpace):

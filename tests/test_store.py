@@ -305,7 +305,7 @@ def test_a_device_too_small_for_one_head_is_refused(tmp_path):
         store.sequence("a").append(0, *(rows(0, stream, 64, heads=1, dim=192) for stream in "kv"))
 
 
-@pytest.mark.parametrize("how", ["append", "sync", "close"])
+@pytest.mark.parametrize("how", ["append", "sync", "compact", "close"])
 def test_of_a_device_that_fails_the_first_error_is_told(tmp_path, monkeypatch, how):
     """Not that an earlier write has failed, which is what all come to that follow."""
     store = kv.open(tmp_path / "c", "w", model=tiny_model(1), residual=8, sinks=0, device=TINY)
@@ -319,6 +319,7 @@ def test_of_a_device_that_fails_the_first_error_is_told(tmp_path, monkeypatch, h
     work = {
         "append": lambda: store.sequence("a").append(0, *(rows(0, stream, 3000) for stream in "kv")),
         "sync": store.sync,
+        "compact": store.compact,
         "close": lambda: None,
     }[how]
     store.sequence("a").append(0, *pair)

@@ -46,10 +46,10 @@ def repair_log(
 
     Every token that verify_log finds in all layers is in the new log, under its number and bit for bit, and so are
     those of records that are whole in frames that are not; one that some layer or stream has lost is evicted, or cut
-    off at the end of its sequence. Where a record is lost, an older one of the same tokens stands in if the log still has
-    it, which may be of other codes (raw, or those of a journal). Records are copied byte for byte; what was dropped, or
-    superseded, is left behind. The device is as the old one was; it has more blocks only if the
-    records need them. The new log appears under its name whole and verified, or not at all.
+    off at the end of its sequence. Where a record is lost, an older one of the same tokens stands in if the log still
+    has it, which may be of other codes (raw, or those of a journal). Records are copied byte for byte; what was
+    dropped, or superseded, is left behind. The device is as the old one was; it has more blocks only if the records
+    need them. The new log appears under its name whole and verified, or not at all.
 
     overwrite: whether `out` may exist. progress: called with (done, total) in thousandths of the work. dictionary: a
     .kvdict file or a set, for a log that only names its set, or has lost it.

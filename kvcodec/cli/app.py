@@ -54,8 +54,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except typer.Abort:
         return _INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # by click, which ends the process where a pipe is closed
+    except BrokenPipeError:
         return leave_pipe()
+    except SystemExit as error:  # by click, which ends the process with 1 where a pipe is closed
+        return leave_pipe() if error.code == 1 else _WRONG_USE
     except Exception as error:
         if not hasattr(error, "format_message"):  # what Typer raises for wrong use, whichever click it brings
             raise

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from kvcodec.errors import CorruptRecord, EraseFailed, NoSpace
+from kvcodec.errors import CorruptRecord, EraseFailed
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.flash.supply import HELD_BLOCKS
@@ -34,7 +34,7 @@ _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
-_PADDED = 0.45  # of a block that is filled, below which two of them are better one
+_PADDED = 0.45  # of a block's room that is filled, below which two of them are better one
 _AT_ONCE = 5  # units of copies that one step makes at most
 
 
@@ -69,7 +69,7 @@ class Cleaner:
         if idle and self._device.erased_blocks - most > self.reserve:
             return
         needed = self._writers.fresh.count_fresh(records) + self._held
-        with contextlib.suppress(NoSpace):
+        with self._writers.unless_full():
             self._keep_room(needed, size // self._device.geometry.unit_bytes + 1)
             return
         self._victim = None
@@ -182,7 +182,9 @@ class Cleaner:
         """Blocks that can be cleaned and are mostly padding, as syncs leave it, or empty, with the share that is filled
         with what is alive: that of any two fits one. Least filled first.
         """
-        filled = self._keeper.filled_bytes() / self._device.geometry.block_bytes
+        geometry = self._device.geometry
+        room = geometry.block_bytes - 2 * geometry.unit_bytes  # but for the header, and what a sync pads
+        filled = self._keeper.filled_bytes() / room
         found = [(filled[block.number] - (1 - share), block) for block, share in self._candidates()]
         own = sorted((one for one in found if one[0] < _PADDED), key=lambda one: one[0])
         return own if len(own) > 1 else []
@@ -197,7 +199,7 @@ class Cleaner:
         it returns. Where there is no room for that they stay as they are.
         """
         found = bool(self._device.failing)
-        with contextlib.suppress(NoSpace):
+        with self._writers.unless_full():
             while self._device.failing:
                 self.empty(set(self._device.failing))
         return found

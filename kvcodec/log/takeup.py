@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvcodec.errors import EraseFailed, SpecError
+from kvcodec.errors import EraseFailed, NoSpace, SpecError
 from kvcodec.flash.device import Device
 from kvcodec.layout import FrameType, RetireCause
 from kvcodec.log.reader import Log
@@ -34,6 +34,17 @@ class Writers(NamedTuple):
         finally:
             for writer in self:
                 writer.frame_type = FrameType.DATA
+
+    @contextlib.contextmanager
+    def unless_full(self) -> Iterator[None]:
+        """What there is no room for stays undone. Raises NoSpace for a write that failed for that: nothing can be
+        written behind it.
+        """
+        try:
+            yield
+        except NoSpace:
+            if any(writer.has_failed for writer in self):
+                raise
 
 
 def check_writable(log: Log) -> None:

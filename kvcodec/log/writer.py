@@ -187,6 +187,11 @@ class LaneWriter:
         self.durable = max(self.durable, self._number - len(self._starts) - straddles)
         self._settled = self.counters.programmed
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write did, so that none may follow it."""
+        return self._failed
+
     def _refuse_if_failed(self) -> None:
         if self._failed:
             path = str(self.device.image.path)

@@ -159,7 +159,7 @@ class Simulation:
         """See Keeper."""
         filled = np.zeros(len(self._live))
         for block, held in self.device.held.items():
-            filled[block] = sum(one.size for one in held)
+            filled[block] = sum(one.size for one in held if one.kind not in (Kind.FREED, Kind.RETIRED))
         return filled
 
     def _is_small_alive(self, one: SizedRecord) -> bool:

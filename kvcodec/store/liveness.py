@@ -143,20 +143,27 @@ class Liveness:
         return scope != DropScope.RANGE or not self._is_covered(one)
 
     def _is_covered(self, one: Located) -> bool:
-        """Whether a newer record evicts all that this one does."""
+        """Whether a newer record evicts, or cuts off, all that this one evicts."""
+        drops = self._drops_of(int(one.header["sequence"]))
+        newer = drops[drops["lsn"] > one.header["lsn"]]
+        begun = newer["first_token"] <= one.header["first_token"]
+        wider = (newer["scope"] == DropScope.RANGE) & (newer["end_token"] >= one.header["end_token"])
+        return bool((begun & (wider | (newer["scope"] == DropScope.TAIL))).any())
+
+    def _drops_of(self, number: int) -> NDArray[np.void]:
         present = self._present()
         columns = present.columns(HEADERS[Kind.DROP])
-        drops = columns[(present.kinds == Kind.DROP) & (columns["sequence"] == one.header["sequence"])]
-        newer = (drops["scope"] == DropScope.RANGE) & (drops["lsn"] > one.header["lsn"])
-        wider = (drops["first_token"] <= one.header["first_token"]) & (drops["end_token"] >= one.header["end_token"])
-        return bool((newer & wider).any())
+        drops: NDArray[np.void] = columns[(present.kinds == Kind.DROP) & (columns["sequence"] == number)]
+        return drops
 
     def _cuts(self, one: Located) -> bool:
-        """Whether the log has older rows of its sequence, dead ones too, behind the token at which a record cuts it."""
+        """Whether the log has older records of its sequence that reach behind the token at which a record cuts it: of
+        rows, dead ones too, and such as evict or summarise.
+        """
         number = int(one.header["sequence"])
         if number not in self._reaches:
-            present = self._present()
-            lsns, ends = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+            present, drops = self._present(), self._drops_of(number)
+            lsns, ends = [drops["lsn"]], [drops["end_token"]]  # 0 of those that cut
             for kind in KINDS:
                 columns = present.columns(HEADERS[kind])
                 own = columns[(present.kinds == kind) & (columns["sequence"] == number)]

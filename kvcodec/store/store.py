@@ -137,7 +137,8 @@ class Store(LoggedStore):
     def _log_uses(self) -> None:
         """Tell the next writer in which order sequences were used, if there is room: no sequence is worth that."""
         records = self.cap.records(self.index) if self.cap is not None else []
-        with contextlib.suppress(NoSpace), self.dropping_none():
+        assert self._writers is not None
+        with self._writers.unless_full(), self.dropping_none():
             if records:
                 self.log_records(records)
 
@@ -237,7 +238,8 @@ class Store(LoggedStore):
             if not is_scattered(index):
                 continue
             known = number in self._sequences
-            with contextlib.suppress(NoSpace):  # then they stay as they are
+            assert self._writers is not None
+            with self._writers.unless_full():  # if it is, they stay as they are
                 self.sequence(index.info.name).lay_anew()
             if not known:
                 self._sequences.pop(number, None)
