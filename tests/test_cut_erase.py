@@ -1,11 +1,13 @@
 """Power fails within an erase, or within a spare slot: at each place, whatever part of it was done."""
 
 import random
+from unittest import mock
 
 import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.verify import Verdict, verify_log
+from kvcodec.flash.device import Device
 from kvcodec.log.sidecar import sidecar_path
 from tests.power import Erase, Recorder, Write, apply
 from tests.test_lifecycle import append, check, data, make
@@ -71,6 +73,46 @@ def test_any_part_of_an_erase_brings_nothing_back(tmp_path, erase):
         lot, own = random.Random(seed), bytearray(image)
         erase_units(own, offset, [unit for unit in range(UNITS) if lot.random() < 0.3])
         holds_what_it_should(tmp_path / "c", own)
+
+
+class PowerFails(BaseException):
+    """Before anything is erased."""
+
+
+def test_a_sidecar_from_before_frames_were_freed_brings_nothing_back(tmp_path):
+    """Blocks that it knows are freed, and yet there: two writers lost power, no erase of theirs reached the medium."""
+    path, erase = tmp_path / "c", Device.erase
+    with make(path, durability="step") as store:
+        append(store.sequence("x"), data(200, 2))
+        append(store.sequence("keep"), data(20, 1))
+        early = store.device.present_blocks()
+    known = sidecar_path(path).read_bytes()
+    store = kv.open(path, "a")
+    append(store.sequence("y"), data(70, 3))
+    store.sequence("x").truncate(64)
+    append(store.sequence("y"), data(70, 3))
+    store.sync()
+    with mock.patch.object(Device, "erase", side_effect=PowerFails), pytest.raises(PowerFails):
+        store.compact()
+    store.abandon()
+    store = kv.open(path, "a")
+    store.drop("y")
+    append(store.sequence("z"), data(30, 4))
+    store.sync()
+
+    def erase_late_ones(device, number):
+        if number >= early:
+            erase(device, number)
+
+    with mock.patch.object(Device, "erase", erase_late_ones):
+        store.compact()
+    store.abandon()
+    assert sidecar_path(path).read_bytes() == known
+    for _ in range(2):
+        with kv.open(path) as store:
+            assert {one.name: len(one) for one in store} == {"x": 64, "keep": 20, "z": 30}
+            check(store.sequence("x"), [tuple(rows[:64] for rows in own) for own in data(200, 2)])
+        sidecar_path(path).unlink(missing_ok=True)
 
 
 # -- slots -----------------------------------------------------------------------------------------------------------

@@ -331,6 +331,27 @@ def test_of_a_device_that_fails_the_first_error_is_told(tmp_path, monkeypatch, h
         assert len(store.sequence("a")) == 5
 
 
+@pytest.mark.parametrize("how", ["append", "sync", "close"])
+def test_no_room_does_not_hide_that_a_device_fails(tmp_path, monkeypatch, how):
+    store = kv.open(tmp_path / "c", "w", model=tiny_model(1), residual=8, sinks=0, device=TINY, capacity=16 * 8192)
+    store.sequence("a").append(0, *(rows(0, stream, 5) for stream in "kv"))
+    full = NoSpace(errno.ENOSPC, "no room", "c")
+
+    def fail(*_):
+        raise DeviceError(errno.EIO, "fsync failed", "c")
+
+    monkeypatch.setattr(image_module.Image, "sync", fail)
+    if how != "append":
+        monkeypatch.setattr(type(store), "_log_open_rows", lambda _: (_ for _ in ()).throw(full))
+    work = {
+        "append": lambda: store.sequence("b").append(0, *(rows(0, stream, 9000) for stream in "kv")),
+        "sync": store.sync,
+        "close": lambda: None,
+    }[how]
+    with pytest.raises(DeviceError, match="fsync failed"), store:
+        work()
+
+
 # -- taking up ---------------------------------------------------------------------------------------------------
 
 

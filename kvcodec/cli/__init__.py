@@ -33,7 +33,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except OSError as error:  # commands tell of their files themselves: stdout takes no more
-        print(f"kvcodec: standard output: {error.strerror or error}", file=sys.stderr)
+        print(f"kvcodec: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the flush at exit would fail again
         code = 2
     sys.exit(code)

@@ -34,7 +34,6 @@ _FREE_SHARE = 0.02  # of a device's blocks that cleaning keeps erased
 _LEAST_FREE = 3
 _SPARE = 4  # and where units fail to program, in place of blocks that do so within one append
 _FEW_BLOCKS = 12
-_PADDED = 0.45  # of a block's room that is filled, below which two of them are better one
 _AT_ONCE = 5  # units of copies that one step makes at most
 
 
@@ -179,14 +178,14 @@ class Cleaner:
         return found
 
     def _padded(self) -> list[tuple[float, Block]]:
-        """Blocks that can be cleaned and are mostly padding, as syncs leave it, or empty, with the share that is filled
-        with what is alive: that of any two fits one. Least filled first.
+        """Blocks that can be cleaned and are mostly padding, as syncs leave it, or empty, with the bytes that live in
+        them, fewest first: those of two fit one, each in units of its own, and leave two for what frees them.
         """
-        geometry = self._device.geometry
-        room = geometry.block_bytes - 2 * geometry.unit_bytes  # but for the header, and what a sync pads
-        filled = self._keeper.filled_bytes() / room
-        found = [(filled[block.number] - (1 - share), block) for block, share in self._candidates()]
-        own = sorted((one for one in found if one[0] < _PADDED), key=lambda one: one[0])
+        geometry, filled = self._device.geometry, self._keeper.filled_bytes()
+        most = ((geometry.units_per_block - 3) // 2 - 1) * geometry.unit_bytes
+        room = geometry.block_bytes - geometry.unit_bytes
+        found = [(filled[block.number] - (1 - share) * room, block) for block, share in self._candidates()]
+        own = sorted((one for one in found if one[0] <= most), key=lambda one: one[0])
         return own if len(own) > 1 else []
 
     def _begin_padded(self) -> bool:

@@ -95,8 +95,11 @@ class LoggedStore:
         self.known = KnownRecords()
         self._trusted = resume  # a sidecar that can't be taken in is none
         trusted = load_sidecar(self.path, self.log, resume=resume)
-        self._trusted = bool(trusted)
+        self._trusted, freed = bool(trusted), list(self.log.freed)
         news = self.log.follow()
+        if trusted and (news.jumped or list(self.log.freed) != freed):  # what it holds may count for nothing by now
+            self._load(recovery, resume=False)
+            return
         parts = [trusted, news.fresh, news.moved]
         copied = len(news.moved) or len(self.log.kept.blocks.in_use())
         self.index.enter(order_records(parts) if copied else join_records(parts))

@@ -121,7 +121,7 @@ class Store(LoggedStore):
                         self._log_open_rows()
                         self._log_uses()
                     except BaseException:  # no room, say: what is in the log becomes durable all the same
-                        with contextlib.suppress(DeviceError):
+                        with self._after_a_failure():
                             self._end(self._writers)
                         raise
                     self._end(self._writers)
@@ -166,8 +166,13 @@ class Store(LoggedStore):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         """Close it. Where the device has failed, that is the error, not what comes of closing it then."""
-        with contextlib.suppress(DeviceError) if isinstance(value, DeviceError) else contextlib.nullcontext():
+        with self._after_a_failure() if isinstance(value, DeviceError) else contextlib.nullcontext():
             self.close()
+
+    def _after_a_failure(self) -> contextlib.AbstractContextManager[None]:
+        """Where a write has failed already, that none can follow it is no error of its own."""
+        failed = self._writers is not None and any(writer.has_failed for writer in self._writers)
+        return contextlib.suppress(DeviceError) if failed else contextlib.nullcontext()
 
     # -- sequences ---------------------------------------------------------------------------------------------
 
@@ -282,7 +287,7 @@ class Store(LoggedStore):
             try:
                 self._log_open_rows()
             except BaseException:
-                with contextlib.suppress(DeviceError):
+                with self._after_a_failure():
                     self.sync_log()
                 raise
             self.sync_log()
