@@ -26,10 +26,10 @@ COVERED = {
     f"test_{name}"
     for name in (
         "attention_store", "bounded", "bounded_product", "broken_frames", "bulk_verify", "codecs", "coding", "crash",
-        "damage", "device", "dictionary", "durability", "extents", "failing_units", "faults", "forged_sidecar",
-        "formats", "frame_bounds", "golden", "growing", "identity", "lanes", "layers", "lifecycle", "live_walks",
-        "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises", "recovery", "repair",
-        "rows", "shapes", "store", "summaries", "takeup", "walks",
+        "cut_erase", "damage", "device", "dictionary", "durability", "extents", "failing_units", "faults",
+        "forged_sidecar", "formats", "frame_bounds", "golden", "growing", "identity", "lanes", "layers", "lifecycle",
+        "live_walks", "machine", "opening", "power_loss", "predicted_logs", "product_logs", "promises", "recovery",
+        "repair", "room", "rows", "shapes", "store", "summaries", "takeup", "walks",
     )
 }  # fmt: skip
 
