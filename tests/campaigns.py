@@ -7,6 +7,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
 ROOT = Path(__file__).resolve().parent.parent
 SOAK = os.environ.get("KVCODEC_SOAK") == "1"
 
@@ -14,6 +17,20 @@ SOAK = os.environ.get("KVCODEC_SOAK") == "1"
 def times(check: int, soak: int) -> int:
     """How much of something a campaign does."""
     return soak if SOAK else check
+
+
+def short(examples: int) -> settings:
+    """How a state machine runs in `make test`."""
+    return settings(
+        max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+def run_shard(machine: type[RuleBasedStateMachine], shard: int, steps: int) -> None:
+    """One share of a state machine's campaign: 20 times so many steps, of which no other shard has the same."""
+    own = seed(shard)(type(machine.__name__, (machine,), {}))
+    long = settings(short(20), stateful_step_count=steps, derandomize=False, database=None)
+    run_state_machine_as_test(own, settings=long)
 
 
 def state_of_the_code() -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,7 +16,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 import kvcodec as kv
@@ -28,7 +26,7 @@ from kvcodec.layout import StreamId
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.store.outgoing import is_coded
 from tests.caches import rows
-from tests.campaigns import times
+from tests.campaigns import run_shard, short, times
 from tests.test_prediction import predicted
 from tests.test_product_codec import product
 from tests.trellis_codes import trellis
@@ -315,14 +313,10 @@ class LifeOfCodes(RuleBasedStateMachine):
 
 
 TestLifeOfCodes = LifeOfCodes.TestCase
-TestLifeOfCodes.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestLifeOfCodes.settings = short(12)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("shard", range(times(40, 4000)))
 def test_any_order_of_20_times_60_steps(shard):
-    machine = seed(shard)(type("LifeOfCodes", (LifeOfCodes,), {}))
-    long = {"max_examples": 20, "stateful_step_count": 60, "derandomize": False, "database": None}
-    run_state_machine_as_test(machine, settings=settings(TestLifeOfCodes.settings, **long))
+    run_shard(LifeOfCodes, shard, 60)

@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,7 +17,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 import kvcodec as kv
@@ -31,7 +29,7 @@ from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.sidecar import sidecar_path
 from kvcodec.store import attending
 from tests.caches import rows
-from tests.campaigns import times
+from tests.campaigns import run_shard, short, times
 
 SMALL = "page=256,unit=64,block=4096"
 LAYERS = 2
@@ -705,14 +703,10 @@ class Life(RuleBasedStateMachine):
 
 
 TestAnyOrder = Life.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyOrder.settings = short(6)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("shard", range(times(100, 10_000)))
 def test_any_order_of_20_times_100_steps(shard):
-    machine = seed(shard)(type("Life", (Life,), {}))
-    long = {"max_examples": 20, "stateful_step_count": 100, "derandomize": False, "database": None}
-    run_state_machine_as_test(machine, settings=settings(TestAnyOrder.settings, **long))
+    run_shard(Life, shard, 100)

@@ -47,14 +47,16 @@ class BlockSupply:
     @property
     def erased_blocks(self) -> int:
         """How many blocks can be opened."""
+        return max(0, min(self._free, self._allowed - self._used))
+
+    @property
+    def _free(self) -> int:
         bad = sum(block >= self._untouched for block in self.retired)
-        erased = len(self._erased) + self.blocks - self._untouched - bad
-        return max(0, min(erased, self._allowed - self._used))
+        return len(self._erased) + self.blocks - self._untouched - bad
 
     @property
     def _used(self) -> int:
-        bad = sum(block >= self._untouched for block in self.retired)
-        return self._untouched + bad - len(self._erased) - len(self.retired)
+        return self.blocks - len(self.retired) - self._free
 
     def limit(self, most: int) -> None:
         """Have at most so many blocks in use. Where more are, HELD_BLOCKS more can be opened, so that what is in

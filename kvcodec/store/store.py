@@ -116,15 +116,10 @@ class Store(LoggedStore):
             if self._closed:
                 return
             try:
-                if self._writers is not None:
-                    try:
+                if (writers := self._writers) is not None:
+                    with self._followed_by(lambda: self._end(writers)):
                         self._log_open_rows()
                         self._log_uses()
-                    except BaseException:  # no room, say: what is in the log becomes durable all the same
-                        with self._after_a_failure():
-                            self._end(self._writers)
-                        raise
-                    self._end(self._writers)
             finally:
                 self._let_go()
 
@@ -168,6 +163,17 @@ class Store(LoggedStore):
         """Close it. Where the device has failed, that is the error, not what comes of closing it then."""
         with self._after_a_failure() if isinstance(value, DeviceError) else contextlib.nullcontext():
             self.close()
+
+    @contextlib.contextmanager
+    def _followed_by(self, work: Callable[[], None]) -> Iterator[None]:
+        """Do some work behind what is done meanwhile, whatever comes of that: no room for it, say."""
+        try:
+            yield
+        except BaseException:
+            with self._after_a_failure():
+                work()
+            raise
+        work()
 
     def _after_a_failure(self) -> contextlib.AbstractContextManager[None]:
         """Where a write has failed already, that none can follow it is no error of its own."""
@@ -284,13 +290,8 @@ class Store(LoggedStore):
         """Everything appended so far is durable when this returns."""
         with self.lock:
             self.check_writable()
-            try:
+            with self._followed_by(self.sync_log):
                 self._log_open_rows()
-            except BaseException:
-                with self._after_a_failure():
-                    self.sync_log()
-                raise
-            self.sync_log()
 
     def _log_open_rows(self) -> None:
         """Log the open rows of all sequences; if some find no room, the others still do."""
