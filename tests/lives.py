@@ -6,17 +6,18 @@ known: by name the rows (a pair of arrays a layer) and the tokens that are evict
 
 import numpy as np
 
-from tests.test_lifecycle import append, cut, data, join
+from tests.test_lifecycle import append, cut, data, join, put
 
 LAYERS = 2
 NOTHING = cut(data(1, 0), 0), ()  # of a sequence that was begun
+_ENDS = {"truncate": 1, "fork": 2, "evict": 2, "summarize": 2}  # which word of a step is a token that must be there
 
 
 def plan(known, step):
     """How sequences stand once a step is done. Raises LookupError if it can't be."""
     what, *how = step
     known = dict(known)
-    if what in ("truncate", "fork", "evict") and how[-1] > len(known[how[0]][0][0][0]):
+    if what in _ENDS and how[_ENDS[what]] > length(known[how[0]]):
         raise LookupError(step)
     if what == "append":
         name, tokens, seed = how
@@ -34,6 +35,11 @@ def plan(known, step):
         name, first, end = how
         rows, gone = known[name]
         known[name] = rows, tuple(sorted({*gone, *range(first, end)}))
+    elif what == "summarize":
+        name, first, end, tokens, seed = how
+        rows, gone = known[name]
+        gone = {*gone, *range(first, end)} - {*range(first, first + tokens)}
+        known[name] = put(rows, first, data(tokens, seed)), tuple(sorted(gone))
     return known
 
 
@@ -51,8 +57,16 @@ def perform(store, step):
         store.sequence(how[0]).truncate(how[1])
     elif what == "evict":
         store.sequence(how[0]).evict(*how[1:])
+    elif what == "summarize":
+        name, first, end, tokens, seed = how
+        store.sequence(name).summarize(first, end, dict(enumerate(data(tokens, seed))))
     else:
         {"compact": store.compact, "sync": store.sync}[what]()
+
+
+def length(known):
+    """Tokens of a sequence."""
+    return len(known[0][0][0])
 
 
 def cut_known(known, end):
@@ -112,7 +126,11 @@ def between(found, allowed, window=0):
 def _is_between(own, states, window):
     if own is None:
         return None in states
-    length = len(own[0][0][0])
-    lengths = [0 if state is None else len(state[0][0][0]) for state in states]
-    known = [state for state, most in zip(states, lengths, strict=True) if state is not None and length <= most]
-    return length >= min(lengths) and any(same(own, state, length, window) for state in known)
+    lengths = [0 if state is None else length(state) for state in states]
+    return length(own) >= min(lengths) and stood(own, states, window) is not None
+
+
+def stood(own, states, window=0):
+    """The last of these states of a sequence, cut to its length, that it stands as; None if it stands as none."""
+    reach = [cut_known(state, length(own)) for state in states if state is not None and length(own) <= length(state)]
+    return next((state for state in reversed(reach) if same(own, state, window=window)), None)

@@ -83,6 +83,18 @@ def pieces(one, unit):
     return [Write(one.offset + at, one.data[at : at + size]) for at in range(0, len(one.data), size)]
 
 
+def apply_in_part(image, erase, lot, unit):
+    """An erase that reaches from somewhere to somewhere, or some of its slots or units."""
+    size = lot.choice([None, 16, unit])
+    if size is None:
+        first, end = sorted(lot.randrange(erase.length + 1) for _ in range(2))
+        apply(image, Erase(erase.offset + first, end - first))
+        return
+    for at in range(0, erase.length, size):
+        if lot.random() < 0.5:
+            apply(image, Erase(erase.offset + at, size))
+
+
 def after_loss(before, asked, count, unit, lot=None):
     """The file if power fails behind `count` things of those asked, on top of the file `before`.
 
@@ -103,6 +115,5 @@ def after_loss(before, asked, count, unit, lot=None):
             elif fate < 0.6 and isinstance(piece, Write):
                 apply(image, Write(piece.offset, piece.data[: lot.randrange(len(piece.data) + 1)]))
             elif fate < 0.6 and isinstance(piece, Erase):
-                first, end = sorted(lot.randrange(piece.length + 1) for _ in range(2))
-                apply(image, Erase(piece.offset + first, end - first))
+                apply_in_part(image, piece, lot, unit)
     return bytes(image)

@@ -282,3 +282,86 @@ def test_a_device_full_of_rows_can_still_be_freed(tmp_path, seed, blocks):
             grow("z", 8, 1)
             store.sync()
     store.abandon()
+
+
+def fill(store, name, *sizes):
+    """Append to a sequence so many tokens at a time until there is no room for them, and then so many, …"""
+    for size in sizes:
+        with contextlib.suppress(NoSpace):
+            while True:
+                append(store.sequence(name), data(size, 1))
+
+
+@pytest.mark.parametrize("durability", ["step", "sync"])
+def test_rows_do_not_fill_a_block_that_was_begun_for_a_drop_record(tmp_path, durability):
+    """Sequences without rows free nothing when they go, so that all of the others are still needed."""
+    path = tmp_path / "c"
+    with make(path, capacity=24 * 4096, durability=durability) as store:
+        for n in range(6):
+            store.sequence(f"empty {n}")
+        fill(store, "big", 64, 1)
+        for n in range(6):
+            store.drop(f"empty {n}")
+            fill(store, "big", 1)
+            with contextlib.suppress(NoSpace):
+                store.sync()
+        store.abandon()
+    with kv.open(path, "a") as store:
+        store.drop("big")
+        assert store.compact() >= 20
+        append(store.sequence("new"), data(64, 2))
+        store.sync()
+
+
+def test_compact_leaves_the_last_erased_block_for_copies(tmp_path):
+    device = {"device": "page=2048,unit=512,block=16384", "capacity": 24 * 16384, "model": kv.Model.uniform(1, 2, 16)}
+    with make(tmp_path / "c", **device, durability="step") as store:
+        for n in range(40):
+            store.sequence(f"empty {n}")
+        for tokens in (64, 1):
+            with contextlib.suppress(NoSpace):
+                while True:
+                    store.sequence("big").append(0, *[rows(0, "k", tokens, 2, 16)] * 2)
+        assert store._writers.kept.block is None  # nothing was ever copied
+    with kv.open(tmp_path / "c", "a") as store:
+        for n in range(40):
+            if store.device.erased_blocks > 1:
+                store.drop(f"empty {n}")
+        assert store.device.erased_blocks == 1
+        store.compact()
+        for name in store.sequences():
+            store.drop(name)
+        assert store.compact() > 10
+        store.sequence("new").append(0, *[rows(0, "k", 200, 2, 16)] * 2)
+        store.sync()
+
+
+def test_compact_makes_room_for_rows_that_are_in_memory(tmp_path):
+    """It cleans what it can before it says that they find none."""
+    with make(tmp_path / "c", capacity=24 * 4096, residual=20) as store:
+        append(store.sequence("gone"), data(300, 1))
+        append(store.sequence("a"), data(10, 2))
+        store.sync()
+        store.drop("gone")
+        append(store.sequence("a"), data(5, 3))
+        with full_once(Kind.STEP):
+            assert store.compact() > 3
+        store.abandon()
+    with kv.open(tmp_path / "c") as store:
+        assert len(store.sequence("a")) == 15
+
+
+def test_what_is_left_of_the_order_of_uses_is_dead(tmp_path):
+    """Each session logs it anew, in a frame that fills whole blocks with records of sequences that are all there."""
+    path, cap = tmp_path / "c", {"cap": 60 * 4096, "when_full": "lru"}
+    with make(path, capacity=100 * 4096) as store:
+        for n in range(150):
+            store.sequence(f"{n}")
+    for session in range(6):
+        with kv.open(path, "a", **cap) as store:
+            for name in random.Random(session).sample(store.sequences(), 150):
+                store.sequence(name).read(0)
+    with kv.open(path, "a", **cap) as store:
+        shares = [share for _, share in store._cleaner._candidates()]
+        assert len(shares) > 10
+        assert sum(share < 0.1 for share in shares) >= len(shares) // 2

@@ -28,6 +28,8 @@ from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
 from kvcodec.store.sequence_index import SequenceIndex
 
+_ATTEMPTS = 4  # to verify what a writer erases meanwhile
+
 
 def verify_log(
     path: str | os.PathLike[str],
@@ -38,7 +40,8 @@ def verify_log(
     """Walk all frames of a log, check every programmed unit, every record and every token. Writes nothing.
 
     The sidecar is not trusted for where anything lies; it only says how far the log once reached. A log that another
-    process is writing may show a torn tail. progress: called with (done, total) in thousandths of the work.
+    process is writing may show a torn tail; where that erases blocks under this, what looks like damage is looked at
+    again, up to three times. progress: called with (done, total) in thousandths of the work.
     dictionary: a .kvdict file or a set, for a log that only names its set.
 
     What is wrong with the log is in the report, whatever its bytes. Raises DumpError if there is no regular file to
@@ -52,7 +55,12 @@ def verify_log(
     except FormatError as error:
         return VerifyReport(str(path), Verdict.UNREADABLE, str(error), 0, 0, 0, (), None, (), 0, ())
     try:
-        return _Verification(path, device, progress or no_progress, own).run()
+        for _ in range(_ATTEMPTS):
+            before = device.generations()
+            report = _Verification(path, device, progress or no_progress, own).run()
+            if report.verdict in (Verdict.CLEAN, Verdict.TORN_TAIL) or np.array_equal(before, device.generations()):
+                break
+        return report
     finally:
         device.close()
 

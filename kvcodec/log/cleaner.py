@@ -74,16 +74,15 @@ class Cleaner:
         self._victim = None
 
     def check_room(self, records: Sequence[Record]) -> None:
-        """Raises NoSpace for records that would take the blocks that cleaning needs, and DROP records.
-
-        A device of few blocks has none to spare for that.
+        """Raises NoSpace for records that would take the blocks that cleaning needs, and DROP records, or the rest of
+        one that these have begun. A device of few blocks has none to spare for that.
         """
         left = self._device.erased_blocks - self._held
         if self._device.most_blocks < _FEW_BLOCKS or left * self._device.geometry.block_bytes > 2 * _sizes(records):
             return
         needed = self._writers.fresh.count_fresh(records)
-        if needed > max(0, left):
-            raise self._device.no_space(needed, max(0, left))
+        if left < 0 or needed > left:
+            raise self._device.no_space(max(1, needed), max(0, left))
 
     def may_fit(self, records: Sequence[Record], others: int) -> bool:
         """Whether records could be appended if the log held nothing else but so many bytes of others."""
@@ -118,7 +117,8 @@ class Cleaner:
         fresh, room = self._writers.fresh, self._device.geometry.block_bytes - self._device.geometry.unit_bytes
         old = {block.generation for walk in self._log.walks for block in walk.blocks.in_use()}
         done = self._clean_old(old, least, tell, 0)
-        if fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
+        has_two = self._device.erased_blocks > 1  # the last one is for copies
+        if has_two and fresh.block is not None and self._keeper.dead_bytes()[fresh.block.number] >= least * room:
             fresh.begin_block()
             done = self._clean_old(old, least, tell, done)
         while chosen := [block for _, block in self._padded() if block.generation in old]:

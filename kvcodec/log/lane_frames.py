@@ -79,7 +79,11 @@ class LaneFrames:
         block = found.block
         for at, header in (record for frame in self._in_unit(found) for record in frame.records):
             if int(header["kind"]) == Kind.FREED:
-                body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"]))
+                body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"])).copy()
+                try:
+                    self._refuse_erased(block, at // self.unit)
+                except Flaw:
+                    return
                 yield from read_freed(header, body, self.device.file_offset(block.number, at))
 
     def _in_unit(self, found: Found) -> Iterator[Frame]:

@@ -57,7 +57,7 @@ class Liveness:
         counted = np.bincount(blocks[dead], sizes[dead], device.present_blocks()).astype(np.float64)
         rowless = np.bincount(blocks[found & ~dead], minlength=len(counted)) == 0
         if rowless.any():
-            small = rowless[blocks] & self._is_small_alive(table.kinds, common["sequence"])
+            small = rowless[blocks] & self._is_small_alive(table.kinds, common)
             counted[rowless] = device.geometry.block_bytes
             counted -= np.bincount(blocks[small], sizes[small], len(counted))
         return counted
@@ -70,12 +70,16 @@ class Liveness:
         counted = np.bincount(table.places["block"], sizes, self._index.log.device.present_blocks())
         return counted.astype(np.float64)
 
-    def _is_small_alive(self, kinds: NDArray[Any], numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    def _is_small_alive(self, kinds: NDArray[Any], common: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which records are of models, policies, and sequences that are there or others stand on: about what `choose`
         takes.
         """
-        named = np.isin(kinds, (Kind.SEQUENCE, Kind.DROP)) & np.isin(numbers, [0, *self._index.sharing])
-        alive: NDArray[np.bool_] = named | (kinds == Kind.MODEL)
+        here, sharing = self._index.sequences, self._index.sharing
+        lsns = [lsn for own in here.values() for lsn in (own.begun_lsn, own.named_lsn)]
+        said = np.isin(common["lsn"], [self._index.default_lsn, *lsns])
+        gone = np.isin(common["sequence"], [number for number in sharing if number not in here])
+        ends = (kinds == Kind.DROP) & np.isin(common["sequence"], list(sharing))
+        alive: NDArray[np.bool_] = ends | (kinds == Kind.MODEL) | ((kinds == Kind.SEQUENCE) & (said | gone))
         return alive
 
     def _places(self) -> Iterator[Place]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcodec.errors import (
     BlockErased,
@@ -46,6 +47,8 @@ from kvcodec.store.sequence import Sequence
 if TYPE_CHECKING:
     from kvcodec.store.growing import Growing
 
+_ATTEMPTS = 10  # to read what a writer erases meanwhile, before what is missed is taken for lost
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -71,31 +74,41 @@ class LoggedStore:
         self.will_write = writable
         self._failure: KvcodecError | None = None
         self._dropping_none = False
-        resume = not writable and recovery == Recovery.TORN_TAIL
+        if writable or recovery != Recovery.TORN_TAIL or not self._load_trusting(recovery):
+            self._load_anew(recovery)
+
+    def _load_trusting(self, recovery: Recovery) -> bool:
+        """Read what the sidecar does not hold, and what it does with that; False where they do not make a good log."""
         try:
-            self._load(recovery, resume=resume)
-        except FormatError as error:
-            if not self._trusted and not isinstance(error, BlockErased):
-                raise
-            self._load_anew(recovery)  # whatever the sidecar said, the log alone decides
+            self._load(recovery, resume=True)
+        except FormatError:
+            return False
+        return True
 
     def _load_anew(self, recovery: Recovery) -> None:
-        """Read the log alone, again where a writer erased a block under that."""
-        while True:
+        """Read the log alone. Where a writer erased blocks under that, what was missed may be there: look again, though
+        not for ever where it isn't.
+        """
+        for attempt in itertools.count(1):
             before = self.device.generations()
             try:
-                return self._load(recovery, resume=False)
-            except BlockErased:
-                if np.array_equal(before, self.device.generations()):
+                self._load(recovery, resume=False)
+                if not self.log.is_damaged or attempt == _ATTEMPTS or self._is_as(before):
+                    return
+            except FormatError as error:
+                if self._is_as(before) or (attempt >= _ATTEMPTS and not isinstance(error, BlockErased)):
                     raise
+
+    def _is_as(self, before: npt.NDArray[np.uint64]) -> bool:
+        """Whether no block was erased or begun since blocks were of these generations."""
+        return np.array_equal(before, self.device.generations())
 
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
         self.index = LogIndex(self.log)
         self.known = KnownRecords()
-        self._trusted = resume  # a sidecar that can't be taken in is none
         trusted = load_sidecar(self.path, self.log, resume=resume)
-        self._trusted, freed = bool(trusted), list(self.log.freed)
+        freed = list(self.log.freed)
         news = self.log.follow()
         if trusted and (news.jumped or list(self.log.freed) != freed):  # what it holds may count for nothing by now
             self._load(recovery, resume=False)
@@ -153,19 +166,18 @@ class LoggedStore:
 
     def _follow(self) -> bool:
         """Take in what the log has beyond what is known; whether there was anything."""
-        try:
+        damage = len(self.log.report.damage)
+        with contextlib.suppress(FormatError):  # as blocks look that are erased meanwhile; if not, it is raised again
             news = self.log.follow()
-            if not news.jumped:
+            if not news.jumped and len(self.log.report.damage) == damage:
                 self._enter(news.fresh)
                 self.index.move(news.moved)
                 return len(news.fresh) + len(news.moved) > 0
-        except BlockErased:  # between two looks at it
-            pass
         self._reload()
         return True
 
     def _reload(self) -> None:
-        """Read the log anew: a writer erased blocks before they were read."""
+        """Read the log anew, as a writer may have erased blocks before they were read."""
         before = self.index
         self._load_anew(self.log.recovery)
         self.index.dictionaries.adopt(before.dictionaries)

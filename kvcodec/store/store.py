@@ -237,12 +237,15 @@ class Store(LoggedStore):
         """
         with self.lock:
             self.check_writable()
-            self._log_open_rows()
             assert self._cleaner is not None
             assert self._writers is not None
+            with self._writers.unless_full():
+                self._log_open_rows()
             with self._writers.compacting(), self.dropping_none():
                 self._lay_anew()
-                return self._cleaner.clean_all(_DEAD_SHARE, progress)
+                done = self._cleaner.clean_all(_DEAD_SHARE, progress)
+            self._log_open_rows()  # for which there was no room before
+            return done
 
     def _lay_anew(self) -> None:
         for number, index in list(self.index.sequences.items()):
