@@ -30,6 +30,7 @@ GEOMETRIES = [
 ]
 TOKEN_BYTES = 2 * 2 * 32  # of two layers' keys and values
 LEAST_BLOCKS = 14  # of a cap
+LEAST_BLOCK = 2048  # bytes, of one that can always be freed: what FREED records take may be more than cleaning gives
 SESSIONS = 12
 SHARDS, CHAINS = times(40, 4000), 25
 
@@ -87,6 +88,8 @@ class Chain:
                     self._step(store)
                 closed = self.lot.random() < 0.3 and self._close(store)
             except DeviceError as error:
+                if isinstance(error, NoSpace) and self.geometry.block_bytes < LEAST_BLOCK:
+                    return False
                 assert self.faults is not None
                 assert self.faults.weak or self.faults.fail_programs
                 if isinstance(error, WornOut):  # blocks failed faster than any could be emptied
