@@ -132,5 +132,5 @@ def _is_between(own, states, window):
 
 def stood(own, states, window=0):
     """The last of these states of a sequence, cut to its length, that it stands as; None if it stands as none."""
-    reach = [cut_known(state, length(own)) for state in states if state is not None and length(own) <= length(state)]
-    return next((state for state in reversed(reach) if same(own, state, window=window)), None)
+    reach = (state for state in reversed(states) if state is not None and length(own) <= length(state))
+    return next((cut_known(state, length(own)) for state in reach if same(own, state, length(own), window)), None)

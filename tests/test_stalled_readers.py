@@ -23,11 +23,11 @@ SHARDS = times(8, 80)
 
 
 class Busy:
-    """A writer whose sequences come and go. kept: rows by name."""
+    """A writer whose sequences come and go. kept: rows by name. bursts: how often another stood still for it."""
 
     def __init__(self, path, seed):
         make(path, capacity=BLOCKS * 4096).close()
-        self.store, self.kept = kv.open(path, "a"), {}
+        self.store, self.kept, self.bursts = kv.open(path, "a"), {}, 0
         self._numbers, self._lot = itertools.count(seed * 100_000), random.Random(seed)
         self.write(30)
 
@@ -47,9 +47,10 @@ class Busy:
         view, looks, own = Image.view, itertools.count(1), self.store.device.image
 
         def view_late(image, *where):
-            if image is not own and own is not None:
+            if image is not own:
                 n = next(looks)
                 if n == look or (again and look < n < look + 1000 and (n - look) % 97 == 0):
+                    self.bursts += n == look
                     self.write(burst if n == look else 2)
             return view(image, *where)
 
@@ -69,6 +70,7 @@ def stand_still(path, seed, looks):
                 reader.refresh()
             is_right(reader, writer)
     assert sum(writer.store.device.erase_counts.values()) > BLOCKS
+    assert writer.bursts > len(looks)  # of two for each
     writer.store.close()
 
 
@@ -94,3 +96,5 @@ def test_verify_takes_no_block_that_is_erased_meanwhile_for_damage(tmp_path):
     for look in range(20, 900, 125):
         with writer.at_look(look, 40, again=False):
             assert verify_log(path).verdict in ("clean", "torn tail")
+    assert writer.bursts == 8
+    writer.store.close()

@@ -20,6 +20,7 @@ from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.flash.superblock import Superblock
 from kvcodec.layout import SUPERBLOCK_BYTES, SUPERBLOCKS
+from kvcodec.log.looks import looks
 from kvcodec.log.reader import NOWHERE, Located, Log, Place
 from kvcodec.log.recover import BadRange, Recovery
 from kvcodec.log.sidecar import load_sidecar
@@ -28,7 +29,7 @@ from kvcodec.store.index import LogIndex
 from kvcodec.store.opening import load_dictionary
 from kvcodec.store.sequence_index import SequenceIndex
 
-_ATTEMPTS = 4  # to verify what a writer erases meanwhile
+_LOOKS = 4  # at a log from which a writer erases blocks meanwhile
 
 
 def verify_log(
@@ -55,10 +56,9 @@ def verify_log(
     except FormatError as error:
         return VerifyReport(str(path), Verdict.UNREADABLE, str(error), 0, 0, 0, (), None, (), 0, ())
     try:
-        for _ in range(_ATTEMPTS):
-            before = device.generations()
+        for _ in looks(device, _LOOKS):
             report = _Verification(path, device, progress or no_progress, own).run()
-            if report.verdict in (Verdict.CLEAN, Verdict.TORN_TAIL) or np.array_equal(before, device.generations()):
+            if report.verdict in (Verdict.CLEAN, Verdict.TORN_TAIL):
                 break
         return report
     finally:

@@ -77,19 +77,16 @@ class LaneFrames:
         first and the one behind the last.
         """
         block = found.block
-        for at, header in (record for frame in self._in_unit(found) for record in frame.records):
-            if int(header["kind"]) == Kind.FREED:
-                body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"])).copy()
-                try:
+        with contextlib.suppress(Flaw):
+            for at, header in (record for frame in self._in_unit(found) for record in frame.records):
+                if int(header["kind"]) == Kind.FREED:
+                    body = self.device.data(block.number, at + FREED_HEADER.itemsize, int(header["body_bytes"])).copy()
                     self._refuse_erased(block, at // self.unit)
-                except Flaw:
-                    return
-                yield from read_freed(header, body, self.device.file_offset(block.number, at))
+                    yield from read_freed(header, body, self.device.file_offset(block.number, at))
 
     def _in_unit(self, found: Found) -> Iterator[Frame]:
         frame = found.frame
-        with contextlib.suppress(Flaw):
+        yield frame
+        while frame.end // self.unit == found.offset // self.unit:
+            frame = self.read(found.block, frame.end)
             yield frame
-            while frame.end // self.unit == found.offset // self.unit:
-                frame = self.read(found.block, frame.end)
-                yield frame

@@ -11,9 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from kvcodec.errors import (
     BlockErased,
     CorruptRecord,
@@ -29,6 +26,7 @@ from kvcodec.layout import DropScope
 from kvcodec.log.cleaner import Cleaner
 from kvcodec.log.frame import Record
 from kvcodec.log.located import Located, join_records
+from kvcodec.log.looks import looks
 from kvcodec.log.order import order_records
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
@@ -47,7 +45,7 @@ from kvcodec.store.sequence import Sequence
 if TYPE_CHECKING:
     from kvcodec.store.growing import Growing
 
-_ATTEMPTS = 10  # to read what a writer erases meanwhile, before what is missed is taken for lost
+_LOOKS = 50  # at a log from which a writer erases blocks meanwhile
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -86,22 +84,18 @@ class LoggedStore:
         return True
 
     def _load_anew(self, recovery: Recovery) -> None:
-        """Read the log alone. Where a writer erased blocks under that, what was missed may be there: look again, though
-        not for ever where it isn't.
-        """
-        for attempt in itertools.count(1):
-            before = self.device.generations()
+        """Read the log alone."""
+        failure: FormatError | None = None
+        for _ in looks(self.device, _LOOKS):
             try:
                 self._load(recovery, resume=False)
-                if not self.log.is_damaged or attempt == _ATTEMPTS or self._is_as(before):
+                failure = None
+                if not self.log.is_damaged:
                     return
             except FormatError as error:
-                if self._is_as(before) or (attempt >= _ATTEMPTS and not isinstance(error, BlockErased)):
-                    raise
-
-    def _is_as(self, before: npt.NDArray[np.uint64]) -> bool:
-        """Whether no block was erased or begun since blocks were of these generations."""
-        return np.array_equal(before, self.device.generations())
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _load(self, recovery: Recovery, *, resume: bool) -> None:
         self.log = Log(self.device, recovery)
@@ -158,14 +152,17 @@ class LoggedStore:
                 raise self._failure
             if self._writers is not None:
                 return
-            try:
-                self._follow()
-            except BaseException as error:  # records may be missing from the index now, DROPs among them
-                self._give_up(error)
-                raise
+            self._follow()
 
     def _follow(self) -> bool:
         """Take in what the log has beyond what is known; whether there was anything."""
+        try:
+            return self._take_in()
+        except BaseException as error:  # records may be missing from the index now, DROPs among them
+            self._give_up(error)
+            raise
+
+    def _take_in(self) -> bool:
         damage = len(self.log.report.damage)
         with contextlib.suppress(FormatError):  # as blocks look that are erased meanwhile; if not, it is raised again
             news = self.log.follow()
