@@ -1,5 +1,6 @@
 """Power fails within an erase, or within a spare slot: at each place, whatever part of it was done."""
 
+import contextlib
 import random
 from unittest import mock
 
@@ -219,3 +220,42 @@ def test_a_file_that_ends_within_a_slot(tmp_path, cut):
         with kv.open(path) as store:
             check(store.sequence("a"), data(20, 1))
             check(store.sequence("b"), data(128, 3))
+
+
+def test_what_a_freed_block_held_is_not_copied(tmp_path):
+    """A crash left it in front of its erase, with an eviction that wider and later ones made worth nothing; these are
+    cleaned before it is.
+    """
+    path = tmp_path / "c"
+    make(path, device="page=64,unit=64,block=4096").close()
+    store = kv.open(path, "a")
+    own = store.sequence("p")
+    append(own, data(200, 1))
+
+    def end_block():
+        number = store._writers.fresh.block.number
+        store._writers.fresh.begin_block()
+        return number
+
+    end_block()
+    own.evict(64, 74)
+    left = end_block()
+    own.evict(74, 94)
+    wider = end_block()
+    with mock.patch.object(Device, "erase", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+        store._cleaner.empty({left})
+    store.abandon()
+    store = kv.open(path, "a")
+    own = store.sequence("p")
+    own.truncate(64)
+    cut = end_block()
+    store._cleaner.empty({*range(4, 12), wider})
+    for number in [cut, *(block.number for block in store.log.kept.blocks.in_use())]:
+        store._cleaner.empty({number})
+    assert store._cleaner.empty({left}) == 1
+    store.close()
+    for keep in (True, False):
+        if not keep:
+            sidecar_path(path).unlink()
+        with kv.open(path) as store:
+            assert len(store.sequence("p")) == 64

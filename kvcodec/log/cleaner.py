@@ -267,6 +267,9 @@ class Cleaner:
             self._spoilt.add(block.generation)  # damaged since, which is to be told of; or who knows what they hang on
             return False
         victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
+        span = victim.span
+        if span is not None and self._log.freed.covers(block.lane, span.first, span.end):
+            records = []  # a crash left it in front of its erase: they count for nothing
         victim.queue.extend(self._keeper.choose(block.number, records))
         victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
