@@ -20,7 +20,7 @@ import hashlib
 import math
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from functools import cache, cached_property
 from pathlib import Path
@@ -319,11 +319,17 @@ def read_records(block: Block, start: int, end: int, count: int) -> list[Record]
 TORN_TAIL, ABSOLUTE, POINT_IN_TIME = "torn-tail", "absolute", "point-in-time"
 
 
+Run = tuple[int, int]  # first frame, and the one behind the last
+
+
 class Freed:
-    """Numbers of frames that are gone on purpose, by lane: what FREED records say."""
+    """Numbers of frames that are gone on purpose, by lane: what FREED records say. unerased: blocks that did not erase,
+    as RETIRED records say.
+    """
 
     def __init__(self) -> None:
-        self._runs: dict[int, list[tuple[int, int]]] = {FRESH: [], KEPT: []}
+        self._runs: dict[int, list[Run]] = {FRESH: [], KEPT: []}
+        self.unerased: set[int] = set()
 
     def copy(self) -> Freed:
         """The same, to be added to."""
@@ -332,35 +338,41 @@ class Freed:
         return out
 
     def learn(self, frame: Frame) -> None:
-        """Take in the FREED records of a frame of lane KEPT: record.md#freed."""
+        """Take in the FREED and RETIRED records of a frame of lane KEPT: record.md#freed, record.md#retired."""
         for record in frame.records:
+            if record.header.kind == RETIRED:
+                self.unerased.update(read_unerased(record))
             if record.header.kind == FREED:
                 for lane, first, count in read_runs(record):
                     self._runs[lane].append((first, first + count))
 
     def covers(self, lane: int, first: int, end: int) -> bool:
         """Whether all frames first … end - 1 are named."""
+        return self.end(lane, first) >= end
+
+    def end(self, lane: int, first: int) -> int:
+        """The first frame from that one on that is not named."""
         for start, stop in sorted(self._runs[lane]):
             first = stop if start <= first < stop else first
-        return first >= end
+        return first
 
 
 class Walk:
     """The walk along the chain of one lane: frame.md#recovery, whose numbers and letters stand in the comments.
 
-    vouched: S, the frame number that the sidecar vouches for. trusting: frames may be passed over of which no FREED
-    record is known yet; they are listed in `jumps`, as first number and the one behind the last.
+    vouched: S, the frame number that the sidecar vouches for. jumps: frames that were passed over, as first number and
+    the one behind the last; in lane KEPT before any FREED record is known, but for those that are `refused`.
     """
 
     def __init__(
-        self, device: Device, lane: int, freed: Freed, vouched: int, mode: str, *, trusting: bool = False
+        self, device: Device, lane: int, freed: Freed, vouched: int, mode: str, refused: Collection[Run] = ()
     ) -> None:
-        self.device, self.lane, self.freed, self.mode, self.trusting = device, lane, freed, mode, trusting
-        self.blocks = device.blocks(lane)
+        self.device, self.lane, self.freed, self.mode, self.refused = device, lane, freed, mode, refused
+        self.blocks = [b for b in device.blocks(lane) if lane == KEPT or b.number not in freed.unerased]
         self.here, self.at = -1, 0  # the block where the walk stands, and the byte in it
         self.number = self.crc = self.durable = 0  # c, its crc, and D
         self.vouched = vouched
-        self.jumps: list[tuple[int, int]] = []
+        self.jumps: list[Run] = []
 
     def frames(self) -> Iterator[Frame]:
         """The frames of the log. Raises CorruptRecord where the mode says so."""
@@ -371,7 +383,7 @@ class Walk:
 
     def _next_frame(self) -> Frame | None:
         if self._at_end():
-            if self.vouched > self.number:
+            if self.vouched > self.number or self._names_next():
                 self._damage("the log ends before a frame that was durable")
             return None
         frame = read_frame(self.blocks[self.here], self.at) if self.here >= 0 else None
@@ -390,7 +402,7 @@ class Walk:
             if not any(block.programmed_from(1) for block in behind):
                 return True
             first = read_frame(behind[0], self.device.unit) if behind[0].programmed_from(1) else None
-            if first is None or not (self._continues(first) or self._jump(first, self.freed, trusting=self.trusting)):
+            if first is None or not (self._continues(first) or self._jump(first)):
                 return False
             self.here, self.at = self.here + 1, self.device.unit
 
@@ -403,16 +415,24 @@ class Walk:
     def _continues(self, frame: Frame) -> bool:
         return bool(frame.header.number == self.number + 1 and frame.header.previous == self.crc)
 
-    def _jump(self, frame: Frame, freed: Freed, *, trusting: bool) -> bool:
+    def _jump(self, frame: Frame) -> bool:
         """Pass over frames that are gone on purpose, up to that one; False if they are not."""
         first, end = self.number + 1, frame.header.number
-        known = freed.covers(self.lane, first, end)
-        if end <= first or not (known or trusting):
+        if end <= first or (first, end) in self.refused:
             return False
-        if not known:
-            self.jumps.append((first, end))
-        self.number, self.crc = end - 1, frame.header.previous
+        if self.lane == FRESH and not self.freed.covers(self.lane, first, end):
+            return False
+        self._expect(frame)
         return True
+
+    def _expect(self, frame: Frame) -> None:
+        """Pass over what is in front of a frame."""
+        self.jumps.append((self.number + 1, frame.header.number))
+        self.number, self.crc = frame.header.number - 1, frame.header.previous
+
+    def _names_next(self) -> bool:
+        """Whether a FREED record names frame n: then it was durable, and so was one behind it."""
+        return self.lane == FRESH and self.freed.covers(FRESH, self.number + 1, self.number + 2)
 
     def _pass_flaw(self) -> Frame | None:
         """4: the frame to go on at; None at a torn tail, where the log ends."""
@@ -427,12 +447,15 @@ class Walk:
         for (index, at), frame in later:
             if self.lane == KEPT:
                 self._learn_from_unit(told, self.blocks[index], at, frame)
-        for place, frame in later:  # 4.2
-            if self._jump(frame, told, trusting=False):
+        end = told.end(self.lane, self.number + 1)
+        may = end > self.number + 1 and (self.number + 1, end) not in self.refused
+        for place, frame in later if may else ():  # 4.2
+            if frame.header.number == end and place[0] > self.here and is_alive(place, frame, later):
+                self._expect(frame)
                 self.here, self.at = place
                 return frame
         known = max(self.durable, self.vouched, *(frame.header.durable for _, frame in later), 0)
-        if known <= self.number:  # 4.3
+        if known <= self.number and not self._names_next():  # 4.3
             want(self.mode != ABSOLUTE, "torn tail")
             return None
         self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
@@ -461,21 +484,29 @@ class Walk:
                     yield (index, at), frame
 
 
+def is_alive(place: tuple[int, int], frame: Frame, later: list[tuple[tuple[int, int], Frame]]) -> bool:
+    """Whether no session that is listed behind a frame began its frames anew from there."""
+    behind = (other.header for at, other in later if at > place)
+    own = frame.header
+    return not any(other.session != own.session and other.session_start <= own.number for other in behind)
+
+
 def walk_lanes(device: Device, vouched: SequenceOf[int], mode: str) -> list[Record]:
     """The records of both lanes by lsn, of those in both the one in KEPT: frame.md#lanes.
 
-    FREED records that explain where KEPT goes on stand behind that place. So KEPT is walked in good faith first, and
-    again if what was passed over turns out not to be named.
+    FREED records that explain where KEPT goes on stand behind that place. So KEPT is walked in good faith, and again
+    without the jumps that nothing explains.
     """
-    freed, kept = Freed(), list[Frame]()
-    for trusting in (True, False):
-        walk = Walk(device, KEPT, freed, vouched[KEPT], mode, trusting=trusting)
-        kept.clear()
-        for frame in walk.frames():
-            kept.append(frame)
+    refused: set[Run] = set()
+    while True:
+        walk = Walk(device, KEPT, Freed(), vouched[KEPT], mode, refused)
+        kept, freed = list(walk.frames()), Freed()
+        for frame in kept:
             freed.learn(frame)
-        if all(freed.covers(KEPT, *jump) for jump in walk.jumps):
+        lost = [jump for jump in walk.jumps if not freed.covers(KEPT, *jump)]
+        if not lost:
             break
+        refused.update(lost)
     fresh = Walk(device, FRESH, freed, vouched[FRESH], mode).frames()
     records: dict[tuple[int, int], Record] = {}
     for lane, frame in (*((FRESH, frame) for frame in fresh), *((KEPT, frame) for frame in kept)):
@@ -516,7 +547,8 @@ def read_vouched(path: Path, uuid: bytes) -> tuple[int, int]:
 
 MODEL, SEQUENCE, GROUP, STEP, DICTIONARY_RECORD, DROP, ROWS, CODEBOOK, FREED = range(1, 10)
 WIDE_KINDS = GROUP, DICTIONARY_RECORD, CODEBOOK  # stand at multiples of 64
-RETIRED = 0x81  # of use to writers alone
+RETIRED = 0x81
+RETIRE_CAUSES = FACTORY, NOT_ERASED, NOT_PROGRAMMED, NOT_READ = 1, 2, 3, 4
 OF_NO_SEQUENCE = MODEL, DICTIONARY_RECORD, CODEBOOK, FREED, RETIRED
 K, V, C, KR = range(1, 5)
 STREAM_NAMES = {K: "k", V: "v", C: "c", KR: "kr"}
@@ -624,6 +656,16 @@ def read_runs(record: Record) -> Iterator[tuple[int, int, int]]:
         want(run.lane in (FRESH, KEPT) and not any(run.reserved), "run of a FREED record")
         want(1 <= run.first_frame < COUNT_LIMIT and 1 <= run.frames < COUNT_LIMIT, "run of a FREED record")
         yield run.lane, run.first_frame, run.frames
+
+
+def read_unerased(record: Record) -> Iterator[int]:
+    """The blocks of a RETIRED record that did not erase: record.md#retired."""
+    want(record.header.blocks and len(record.body) == record.header.blocks * RETIRED_BLOCK.size, "a RETIRED record")
+    for at in range(0, len(record.body), RETIRED_BLOCK.size):
+        own = RETIRED_BLOCK.read(record.body, at)
+        want(own.cause in RETIRE_CAUSES and not any(own.reserved), "block of a RETIRED record")
+        if own.cause == NOT_ERASED:
+            yield own.block
 
 
 def check_codec(h: Fields, axis: int) -> None:

@@ -331,6 +331,8 @@ class Cleaner:
             fresh.sync()
         if fresh.durable < waits_for or not self._ready:
             return
+        held = {number: cause for number, cause in self._device.failing.items() if cause == RetireCause.ERASE}
+        self.retire(held)  # first: frames that nobody accepted lie in them, whose numbers these runs may hold
         runs = [(victim.block.lane, victim.span.first, victim.span.end) for victim in self._ready if victim.span]
         for run in runs:
             self._log.freed.add(*run)

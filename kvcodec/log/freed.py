@@ -35,6 +35,12 @@ class FreedFrames:
         at = bisect_right(runs, first, key=lambda run: run[0]) - 1
         return first >= end or (at >= 0 and end <= runs[at][1])
 
+    def end(self, lane: Lane, first: int) -> int:
+        """The first frame from `first` on that is not gone."""
+        runs = self._runs[lane]
+        at = bisect_right(runs, first, key=lambda run: run[0]) - 1
+        return max(first, runs[at][1]) if at >= 0 else first
+
     def __iter__(self) -> Iterator[tuple[Lane, int, int]]:
         return ((lane, *run) for lane, runs in self._runs.items() for run in runs)
 

@@ -61,16 +61,22 @@ class LaneFrames:
         for later in self.blocks.in_use():
             if block is not None and later.generation < block.generation:
                 continue
-            firsts = self.device.slots(later.number)["first_frame"]
-            programmed = self.device.programmed(later.number)[: len(firsts)]
-            for unit in np.flatnonzero(programmed & (firsts != NO_FRAME)):
-                at = int(unit) * self.unit + int(firsts[unit])
-                if block is not None and later.generation == block.generation and at < offset:
-                    continue
-                try:
-                    yield Found(later, at, self.read(later, at))
-                except Flaw:
-                    continue
+            yield from self._of(later, offset if block is not None and later.generation == block.generation else 0)
+
+    def _of(self, block: Block, offset: int = 0) -> Iterator[Found]:
+        """Those of one block."""
+        firsts = self.device.slots(block.number)["first_frame"]
+        programmed = self.device.programmed(block.number)[: len(firsts)]
+        for unit in np.flatnonzero(programmed & (firsts != NO_FRAME)):
+            at = int(unit) * self.unit + int(firsts[unit])
+            if at < offset:
+                continue
+            with contextlib.suppress(Flaw):
+                yield Found(block, at, self.read(block, at))
+
+    def has_any(self, block: Block) -> bool:
+        """Whether there is a good frame in a block that a spare slot points at."""
+        return next(self._of(block), None) is not None
 
     def freed_by(self, found: Found) -> Iterator[tuple[Lane, int, int]]:
         """Frames that are gone, as those say which begin in one unit, from one that a slot pointed at on: as lane, the

@@ -17,9 +17,10 @@ from kvcodec.flash.checksum import crc32c
 from kvcodec.flash.device import Device
 from kvcodec.flash.image import Bytes
 from kvcodec.layout import RECORD_HEADER, Kind, Lane, RetireCause
+from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import read_record_header
-from kvcodec.log.freed import FreedFrames, read_freed
+from kvcodec.log.freed import FreedFrames, Run, read_freed
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable
 from kvcodec.log.order import order_records
 from kvcodec.log.recover import Recovery, Report
@@ -55,6 +56,7 @@ class Log:
         self.freed = FreedFrames()
         self.retired: dict[int, RetireCause] = {}  # blocks
         self.fresh = Walk(device, recovery, Lane.FRESH, self.freed)
+        self.fresh.frames.blocks = BlockOrder(device, Lane.FRESH, self.retired)
         self.kept = Walk(device, recovery, Lane.KEPT, self.freed, trusting=True)
         self.fresh.ask = self._ask
         self.pending: dict[Lane, Pending] = {}
@@ -131,37 +133,54 @@ class Log:
         return len(found) > 0
 
     def _poll_kept(self, *, careful: bool) -> Sequence[Located]:
-        begun = self.kept.cursor.number > 0
-        found = self._walk_kept(careful=careful)
+        """Records of lane KEPT, and what those of them say that is for the log as a whole."""
+        if self.kept.cursor.number == 0:
+            return self._begin_kept(careful=careful)
+        found = self.kept.poll() if careful else self.kept.poll_table()
+        for one in _for_the_log(found):
+            self.learn(one)
         lost = [jump for jump in self.kept.jumps if not self.freed.covers(Lane.KEPT, *jump)]
         self.kept.jumps.clear()
-        if not lost:
-            return found
-        if begun:
+        if lost:
             raise CorruptRecord(0, f"damage: frames {lost[0][0]} to {lost[0][1] - 1} of lane KEPT are lost")
-        durable = self.kept.known_durable  # the walk shall meet the place as damage
-        self.kept = Walk(self.device, self.recovery, Lane.KEPT, self.freed)
-        self.kept.known_durable = durable
-        return self._walk_kept(careful=careful)
+        return found
 
-    def _walk_kept(self, *, careful: bool) -> Sequence[Located]:
-        found = self.kept.poll() if careful else self.kept.poll_table()
-        if not len(found):
-            return found
-        kinds = found.kinds if isinstance(found, RecordTable) else [int(one.header["kind"]) for one in found]
-        for n in np.flatnonzero(np.isin(np.asarray(kinds, int), (Kind.FREED, Kind.RETIRED))).tolist():
-            self.learn(found[n])
+    def _begin_kept(self, *, careful: bool) -> Sequence[Located]:
+        """`_poll_kept` from the beginning. What explains a jump stands behind it: so the lane is walked in good faith,
+        and again without the jumps that nothing explains. Then the walk shall meet such a place as what it is, and what
+        lies behind it says nothing.
+        """
+        durable, refused = self.kept.known_durable, set[Run]()
+        while True:
+            self.kept = Walk(self.device, self.recovery, Lane.KEPT, FreedFrames(), trusting=True)
+            self.kept.known_durable, self.kept.refused = durable, refused
+            found = self.kept.poll() if careful else self.kept.poll_table()
+            freed, retired = FreedFrames(), dict[int, RetireCause]()
+            for one in _for_the_log(found):
+                self._learn(one, freed, retired)
+            lost = [jump for jump in self.kept.jumps if not freed.covers(Lane.KEPT, *jump)]
+            if not lost:
+                break
+            refused.update(lost)
+        for run in freed:
+            self.freed.add(*run)
+        self.retired |= retired
+        self.kept.freed = self.freed
+        self.kept.jumps.clear()
         return found
 
     def learn(self, one: Located) -> None:
         """Take in a FREED or a RETIRED record. Raises CorruptRecord."""
+        self._learn(one, self.freed, self.retired)
+
+    def _learn(self, one: Located, freed: FreedFrames, retired: dict[int, RetireCause]) -> None:
         header, body = self.load_one(one)
         at = self.device.file_offset(one.place.block, one.place.offset)
         if int(header["kind"]) == Kind.RETIRED:
-            self.retired |= read_retired(header, body, at)
+            retired |= read_retired(header, body, at)
             return
         for run in read_freed(header, body, at):
-            self.freed.add(*run)
+            freed.add(*run)
 
     @property
     def report(self) -> Report:
@@ -236,6 +255,12 @@ class Log:
         if self.device.was_erased(place.block, unit, place.generation):
             base = self.device.file_offset(place.block, place.offset)
             raise BlockErased(base, f"no such record: block {place.block} was erased, or its spare slot is damaged")
+
+
+def _for_the_log(found: Sequence[Located]) -> Sequence[Located]:
+    """The FREED and RETIRED records among these."""
+    kinds = found.kinds if isinstance(found, RecordTable) else [int(one.header["kind"]) for one in found]
+    return [found[n] for n in np.flatnonzero(np.isin(np.asarray(kinds, int), (Kind.FREED, Kind.RETIRED))).tolist()]
 
 
 def _read_record(data: Bytes, base: int) -> tuple[np.void, Bytes]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import errno
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -58,17 +59,18 @@ def take_up(device: Device, log: Log) -> Writers:
 
     Takes up an unclean end: goes on in the next unit (the last one may be unstable); blocks that hold nothing accepted
     are erased, and so are those of whose frames none was, as a crash within their erase leaves them. Raises SpecError
-    for a damaged log.
+    for a damaged log, EraseFailed for one that can't be taken up.
     """
     check_writable(log)
     accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
     device.retired = log.retired
     unknown = (b for b in range(device.present_blocks()) if b not in accepted and b not in device.retired)
     stale = [block for block in unknown if _touched(device, block).any()]
-    device.survey([block for walk in log.walks for block in walk.blocks.in_use()])
+    device.survey(log.fresh.blocks.of_all_lanes())
     if stale:
         device.sync()  # what makes them worthless may have been read before it was on the medium
     left = {number for number in stale if not _erase(device, number)}
+    _refuse_kept(device, log, left)
     if stale:
         device.sync()
     fresh, kept = (LaneWriter(device, log, walk, _next_unit(device, walk, left)) for walk in log.walks)
@@ -83,6 +85,16 @@ def _erase(device: Device, number: int) -> bool:
         device.hold_back(number, RetireCause.ERASE)
         return False
     return True
+
+
+def _refuse_kept(device: Device, log: Log, left: Collection[int]) -> None:
+    """Raises EraseFailed if frames of lane KEPT are left that nobody accepted: what says that their block did not erase
+    would stand behind them, and a walk would come to them first.
+    """
+    for block in log.kept.blocks.in_use():
+        if block.number in left and log.kept.frames.has_any(block):
+            why = f"block {block.number}, which a crash left in lane KEPT, does not erase: the log can only be read"
+            raise EraseFailed(errno.EIO, why, str(device.image.path))
 
 
 def _is_accepted(walk: Walk, generation: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from kvcodec.errors import CorruptRecord
@@ -19,7 +19,7 @@ from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.broken import Broken
 from kvcodec.log.cursor import Cursor, Span
 from kvcodec.log.frame import Flaw, Frame, count_drops, host_bytes, implied_drop
-from kvcodec.log.freed import FreedFrames
+from kvcodec.log.freed import FreedFrames, Run
 from kvcodec.log.lane_frames import LaneFrames
 from kvcodec.log.located import NOWHERE, Located, Place, RecordTable, join_records
 from kvcodec.log.recover import BadRange, Found, Recovery, Report, alive
@@ -31,8 +31,9 @@ _FEW = 8  # frames that are read with care before a scan is worth beginning
 class Walk:
     """The reading side of one lane. `poll` gives the records that were committed since the last poll.
 
-    freed: what is known of frames that are gone on purpose. jumps: frames that were passed over while nothing was known
-    of them yet, which `trusting` allows: (first, end). passed: whether any were passed over since that was last set.
+    freed: what is known of frames that are gone on purpose. jumps: frames that were passed over as such, (first, end);
+    trusting: while nothing was known of them yet, but for those that are `refused`. passed: whether any were since that
+    was last set.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Walk:
         self.device, self.recovery, self.lane = device, recovery, lane
         self.freed, self._trusting = FreedFrames() if freed is None else freed, trusting
         self.ask: Callable[[], bool] = lambda: False  # for more of `freed`; whether there was something
-        self.jumps: list[tuple[int, int]] = []
+        self.jumps: list[Run] = []
+        self.refused: Collection[Run] = ()
         self.passed = False
         self.cursor = Cursor()
         self.report = Report()
@@ -170,7 +172,10 @@ class Walk:
             self.report.torn = None
             if self.known_durable > self.cursor.number:
                 return self._damaged(f"the log ends here, but frame {self.known_durable} was durable", [])
-            return None
+            if not self._names_next():
+                return None
+            if self._at_tail():  # still: a live writer may have gone on since
+                return self._damaged("the log ends here, but what is behind was cleaned", [])
         try:
             frame = self._read_here()
         except Flaw as flaw:
@@ -216,24 +221,30 @@ class Walk:
         Where nothing is programmed any more behind the cursor, they were in blocks between it and that one.
         """
         frame = self.frames.first_of(block)
-        return frame is not None and self._jump(frame, self.freed)
-
-    def _jump(self, frame: Frame, freed: FreedFrames) -> bool:
-        first, end = self.cursor.number + 1, frame.id.number
-        if end <= first:
+        if frame is None:
             return False
-        known = self._is_freed(first, end, freed)
+        first, end = self.cursor.number + 1, frame.id.number
+        if end <= first or (first, end) in self.refused:
+            return False
+        known = self.freed.covers(self.lane, first, end)
+        known = known or (self.ask() and self.freed.covers(self.lane, first, end))
         if not (known or self._trusting):
             return False
-        if not known:
-            self.jumps.append((first, end))
-        self.passed = True
-        self.cursor = replace(self.cursor, number=end - 1, crc=frame.id.previous, drops=frame.id.drops)
+        self._pass_freed(frame)
         return True
 
-    def _is_freed(self, first: int, end: int, freed: FreedFrames) -> bool:
-        """Whether frames are gone on purpose, as far as is known or can be learnt."""
-        return freed.covers(self.lane, first, end) or (self.ask() and self.freed.covers(self.lane, first, end))
+    def _pass_freed(self, frame: Frame) -> None:
+        """Expect that frame next."""
+        self.jumps.append((self.cursor.number + 1, frame.id.number))
+        self.passed = True
+        self.cursor = replace(self.cursor, number=frame.id.number - 1, crc=frame.id.previous, drops=frame.id.drops)
+
+    def _names_next(self) -> bool:
+        """Whether a FREED record names the next frame: then it was durable, and so was one behind it. Written again it
+        would count for nothing. What lane KEPT says of itself may be of frames that were not accepted.
+        """
+        following = self.cursor.number + 1
+        return self.lane != Lane.KEPT and self.freed.covers(self.lane, following, following + 1)
 
     def _continues(self, frame: Frame) -> bool:
         return frame.id.number == self.cursor.number + 1 and frame.id.previous == self.cursor.crc
@@ -258,20 +269,35 @@ class Walk:
                 self._pass_over(self._range(block, offset, why, "gap"), frame)
                 self._enter(block, offset)
                 return frame
-        told = self._told_by(later)
-        for block, offset, frame in (found for found in later if found.frame.id.number > expected):
-            gap = self._range(block, offset, why, "gap")
-            if self._is_freed(expected, frame.id.number, told) and self._jump(frame, told):
-                self.report.gaps.append(gap)
-                self._enter(block, offset)
-                return frame
+        if (found := self._behind_freed(later)) is not None:
+            block, offset, frame = found
+            self.report.gaps.append(self._range(block, offset, why, "gap"))
+            self._pass_freed(frame)
+            self._enter(block, offset)
+            return frame
         durable = max((f.id.durable for _, _, f in later), default=0)
-        if max(durable, self.cursor.durable, self.known_durable) < expected:
+        if max(durable, self.cursor.durable, self.known_durable) < expected and not self._names_next():
             self._torn(why)
             return None
         with contextlib.suppress(Flaw):
             return self._read_here()  # a live writer finished it while we looked further
         return self._damaged(why, later)
+
+    def _behind_freed(self, later: Sequence[Found]) -> Found | None:
+        """Where to go on behind frames that are gone on purpose, as far as is known or can be learnt: at the first one
+        that is not, in a later block. Old frames of its number that nobody accepted may be there as well.
+        """
+        here = -1 if self.cursor.block is None else self.cursor.block.generation
+        expected = self.cursor.number + 1
+        while True:
+            end = self._told_by(later).end(self.lane, expected)
+            may = end > expected and (expected, end) not in self.refused
+            for found in alive(later, self.cursor.number) if may else ():
+                if found.frame.id.number == end and found.block.generation > here:
+                    return found
+            if not self.ask():
+                return None
+            later = list(self.frames.beyond(self.cursor.block, self.cursor.offset))
 
     def _told_by(self, later: Sequence[Found]) -> FreedFrames:
         """What is gone on purpose if the walk goes on at one of these frames. If it does not, they say nothing: a FREED
