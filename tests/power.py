@@ -95,6 +95,22 @@ def apply_in_part(image, erase, lot, unit):
             apply(image, Erase(erase.offset + at, size))
 
 
+def after_few_lost(before, asked, count, unit, lot, few):
+    """`after_loss` of so few of the pieces that no sync covers; all others are there."""
+    image = bytearray(before)
+    synced = max((n + 1 for n, one in enumerate(asked[:count]) if isinstance(one, Sync)), default=0)
+    loose = [piece for one in asked[synced:count] if not isinstance(one, Sync) for piece in pieces(one, unit)]
+    lost = set(lot.sample(range(len(loose)), min(few, len(loose))))
+    for one in asked[:synced]:
+        apply(image, one)
+    for n, piece in enumerate(loose):
+        if n not in lost:
+            apply(image, piece)
+        elif isinstance(piece, Erase) and lot.random() < 0.5:
+            apply_in_part(image, piece, lot, unit)
+    return bytes(image)
+
+
 def after_loss(before, asked, count, unit, lot=None):
     """The file if power fails behind `count` things of those asked, on top of the file `before`.
 

@@ -11,7 +11,7 @@ import pytest
 
 import kvcodec as kv
 from kvcodec.bulk.verify import verify_log
-from kvcodec.errors import DeviceError, NoSpace, ShapeError, SpecError, WornOut
+from kvcodec.errors import DeviceError, EraseFailed, NoSpace, ShapeError, SpecError, WornOut
 from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
 from kvcodec.log.sidecar import sidecar_path
@@ -51,10 +51,13 @@ def choose_faults(seed, lot, geometry):
 
 
 class Chain:
-    """A log that writer upon writer takes up. known: how its sequences stand, as far as is sure. losses: of power."""
+    """A log that writer upon writer takes up. known: how its sequences stand, as far as is sure. losses: of power.
+    refused: whether a writer could not take it up.
+    """
 
     def __init__(self, folder, seed):
-        self.lot, self.path, self.n, self.losses = random.Random(seed), folder / "c", 1000 * seed, 0
+        self.lot, self.path, self.n = random.Random(seed), folder / "c", 1000 * seed
+        self.losses = self.refused = 0
         device = self.lot.choice(GEOMETRIES)
         self.geometry, self.window = kv.Geometry.parse(device), self.lot.choice([0, 0, 30])
         self.blocks = self.lot.choice([16, 20, 24, 32, 48]) * (1 if self.geometry.block_bytes > 2048 else 2)
@@ -72,7 +75,13 @@ class Chain:
     def live(self, sessions):
         """So many writers, as long as there is room for what they do."""
         for _ in range(sessions):
-            if not self._write():
+            try:
+                if not self._write():
+                    break
+            except EraseFailed:  # a block of lane KEPT that nobody accepted: the log can only be read
+                assert self._may_wear_out()
+                self.refused += 1
+                self._check()
                 break
             self._check()
 
@@ -91,8 +100,7 @@ class Chain:
             except DeviceError as error:
                 if isinstance(error, NoSpace) and self.geometry.block_bytes < LEAST_BLOCK:
                     return False
-                assert self.faults is not None
-                assert self.faults.weak or self.faults.fail_programs
+                assert self._may_wear_out()
                 if isinstance(error, WornOut):  # blocks failed faster than any could be emptied
                     return False
                 self._note(self.planned)
@@ -100,6 +108,9 @@ class Chain:
                 store.abandon()
         self._end(closed)
         return True
+
+    def _may_wear_out(self):
+        return self.faults is not None and (self.faults.weak or self.faults.fail_programs)
 
     @contextlib.contextmanager
     def _aged(self):
@@ -227,13 +238,16 @@ class Chain:
             return
         self.losses += 1
         count = lot.randint(0 if lot.random() < 0.8 else max(0, len(asked) - 3), len(asked))
-        scattered = lot if lot.random() < 0.6 else None
-        self.path.write_bytes(after_loss(self.before, asked, count, self.geometry.unit_bytes, scattered))
+        self.path.write_bytes(self._after_loss(asked, count))
         if not closed or count < len(asked) or lot.random() < 0.5:
             sidecar_path(self.path).unlink(missing_ok=True)
         least = max(state for state, at in self.durable if at <= count)
         most = max(n for n, (_, at) in enumerate(self.states) if at <= count) + 1
         self.allowed = [known for known, _ in self.states[least : most + 1]]
+
+    def _after_loss(self, asked, count):
+        scattered = self.lot if self.lot.random() < 0.6 else None
+        return after_loss(self.before, asked, count, self.geometry.unit_bytes, scattered)
 
     def _check(self):
         """What a reader finds; at times, that nothing is called damage."""

@@ -181,31 +181,6 @@ def test_blocks_that_cleaning_could_gain_nothing_from_are_refused(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("what", ["truncate", "evict"])
-def test_a_sequence_that_is_cut_or_evicted_from_for_ever_fills_no_device(tmp_path, what):
-    """What says so ends with the rows that it is about, or with a record that says more."""
-    with make(tmp_path / "c", capacity=(20 if what == "truncate" else 14) * 4096) as store:
-        sequence, kept = store.sequence("a"), data(64, 1)
-        append(sequence, kept)
-        for n in range(1100 if what == "truncate" else 420):
-            append(sequence, rows := data(1 if what == "truncate" else 64, n))
-            if what == "truncate":
-                sequence.truncate(64)
-            else:
-                kept = rows
-                sequence.evict(len(sequence) - 128, len(sequence) - 64)
-        length = len(sequence)
-    for mode in "ra":
-        with kv.open(tmp_path / "c", mode) as store:
-            if what == "truncate":
-                check(store.sequence("a"), kept)
-            else:
-                assert store.sequence("a").evicted(0) == [(0, length - 64)]
-                for got, wanted in zip(store.sequence("a").read(1), kept[1], strict=True):
-                    assert np.array_equal(got, wanted)
-    assert verify_log(tmp_path / "c").verdict == "clean"
-
-
 @pytest.mark.parametrize("how", ["evict", "summarize"])
 def test_a_cut_of_evicted_tokens_holds_once_their_rows_are_cleaned_away(tmp_path, how):
     """The record that evicted them, or made a summary of them, lies elsewhere, and must not bring them back."""

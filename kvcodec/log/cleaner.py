@@ -261,15 +261,17 @@ class Cleaner:
 
     def _take(self, block: Block) -> bool:
         walk = next(walk for walk in self._log.walks if walk.lane == block.lane)
-        victim = Victim(block, walk.spans.get(block.generation))
-        records = self._read(walk, block)
-        if records is None or any(int(one.header["kind"]) not in HEADERS for one in records):
-            self._spoilt.add(block.generation)  # damaged since, which is to be told of; or who knows what they hang on
-            return False
-        victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in records)
+        victim, records = Victim(block, walk.spans.get(block.generation)), list[Located]()
         span = victim.span
         if span is not None and self._log.freed.covers(block.lane, span.first, span.end):
-            records = []  # a crash left it in front of its erase: they count for nothing
+            victim.has_runs = True  # a crash left it in front of its erase, or within: what is there counts for nothing
+        elif span is not None:
+            found = self._read(walk, block)
+            if found is None or any(int(one.header["kind"]) not in HEADERS for one in found):
+                self._spoilt.add(block.generation)  # damaged since, which is to be told of; or who knows what they mean
+                return False
+            victim.has_runs = any(int(one.header["kind"]) in (Kind.FREED, Kind.RETIRED) for one in found)
+            records = found
         victim.queue.extend(self._keeper.choose(block.number, records))
         victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
@@ -277,11 +279,9 @@ class Cleaner:
         return True
 
     def _read(self, walk: Walk, block: Block) -> list[Located] | None:
-        """All records of a block; None if not all of its frames are there any more."""
-        span = walk.spans.get(block.generation)
-        if span is None:
-            return []
-        alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane, self._log.freed)
+        """All records of a block that has frames; None if not all of them are there any more."""
+        span = walk.spans[block.generation]
+        alone = Walk(self._device, Recovery.TORN_TAIL, walk.lane)
         alone.frames.blocks = OneBlock(block)
         alone.cursor = Cursor(block, span.offset, span.first - 1, span.previous)
         with contextlib.suppress(CorruptRecord):

@@ -152,8 +152,6 @@ class Log:
         """
         durable, refused = self.kept.known_durable, set[Run]()
         while True:
-            self.kept = Walk(self.device, self.recovery, Lane.KEPT, FreedFrames(), trusting=True)
-            self.kept.known_durable, self.kept.refused = durable, refused
             found = self.kept.poll() if careful else self.kept.poll_table()
             freed, retired = FreedFrames(), dict[int, RetireCause]()
             for one in _for_the_log(found):
@@ -162,10 +160,11 @@ class Log:
             if not lost:
                 break
             refused.update(lost)
+            self.kept = Walk(self.device, self.recovery, Lane.KEPT, self.freed, trusting=True)
+            self.kept.known_durable, self.kept.refused = durable, refused
         for run in freed:
             self.freed.add(*run)
         self.retired |= retired
-        self.kept.freed = self.freed
         self.kept.jumps.clear()
         return found
 

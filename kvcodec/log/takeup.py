@@ -93,8 +93,8 @@ def _refuse_kept(device: Device, log: Log, left: Collection[int]) -> None:
     """
     for block in log.kept.blocks.in_use():
         if block.number in left and log.kept.frames.has_any(block):
-            why = f"block {block.number}, which a crash left in lane KEPT, does not erase: the log can only be read"
-            raise EraseFailed(errno.EIO, why, str(device.image.path))
+            why = f"block {block.number}, which a crash left in lane KEPT, does not erase"
+            raise EraseFailed(errno.EIO, f"{why}: the log can only be read, or repaired", str(device.image.path))
 
 
 def _is_accepted(walk: Walk, generation: int) -> bool:

@@ -31,7 +31,8 @@ class Liveness:
         gone: Callable[[Block], None],
     ) -> None:
         self._index, self._present, self._moved_to, self._gone = index, present, moved_to, gone
-        self._reaches: dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] = {}
+        self._reaches: dict[int, tuple[NDArray[np.uint64], NDArray[np.uint64]]] = {}  # of sequences, as of one block
+        self._groups: dict[int, NDArray[np.void]] = {}
 
     def moved(self, copies: Sequence[Located]) -> None:
         """See Keeper."""
@@ -100,6 +101,7 @@ class Liveness:
         alive = {place.offset for place in self._places() if place.block == block}
         self._forget(block, alive)
         self._reaches.clear()
+        self._groups.clear()
         return [one for one in records if self._is_alive(one, block, alive)]
 
     def _forget(self, block: int, alive: set[int]) -> None:
@@ -144,15 +146,36 @@ class Liveness:
         scope = int(one.header["scope"])
         if scope == DropScope.TAIL:
             return self._cuts(one)
-        return scope != DropScope.RANGE or not self._is_covered(one)
+        return scope not in (DropScope.RANGE, DropScope.SUMMARY) or not self._is_covered(one)
 
     def _is_covered(self, one: Located) -> bool:
-        """Whether a newer record evicts, or cuts off, all that this one evicts."""
-        drops = self._drops_of(int(one.header["sequence"]))
-        newer = drops[drops["lsn"] > one.header["lsn"]]
-        begun = newer["first_token"] <= one.header["first_token"]
-        wider = (newer["scope"] == DropScope.RANGE) & (newer["end_token"] >= one.header["end_token"])
-        return bool((begun & (wider | (newer["scope"] == DropScope.TAIL))).any())
+        """Whether a newer record evicts, cuts off, or summarises all that this one evicts or summarises."""
+        number, header = int(one.header["sequence"]), one.header
+        drops = self._drops_of(number)
+        lsns = np.where(drops["scope"] == DropScope.SUMMARY, drops["summary_lsn"], drops["lsn"])
+        newer = drops[(lsns > header["lsn"]) & (drops["first_token"] <= header["first_token"])]
+        wider = newer["end_token"] >= header["end_token"]
+        if ((newer["scope"] == DropScope.TAIL) | ((newer["scope"] == DropScope.RANGE) & wider)).any():
+            return True
+        layers = {n for n, layer in enumerate(self._index.sequences[number].model.layers) if layer.window}
+        if int(header["scope"]) == DropScope.SUMMARY and layers:
+            layers &= self._summarised(header)
+        others = newer[(newer["scope"] == DropScope.SUMMARY) & wider]
+        return any(not layers or layers <= self._summarised(other) for other in others)
+
+    def _summarised(self, header: np.void) -> set[int]:
+        """The layers of which the log has rows of a summary, by its DROP record. It leaves others that have a window as
+        they are.
+        """
+        number = int(header["sequence"])
+        if number not in self._groups:
+            present, columns = self._present(), self._present().columns(HEADERS[Kind.GROUP])
+            own = (present.kinds == Kind.GROUP) & (columns["sequence"] == number) & (columns["position_bytes"] > 0)
+            self._groups[number] = columns[own]
+        groups = self._groups[number]
+        own = (groups["first_token"] == header["first_token"]) & (groups["lsn"] < header["lsn"])
+        found = groups[own & (groups["lsn"] >= header["summary_lsn"])]
+        return {first + n for first, layers in found[["first_layer", "layers"]].tolist() for n in range(layers)}
 
     def _drops_of(self, number: int) -> NDArray[np.void]:
         present = self._present()
