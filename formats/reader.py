@@ -443,23 +443,27 @@ class Walk:
                 want(is_gap or self.mode != ABSOLUTE, "damage: padding is not zeros")
                 self.here, self.at = place
                 return frame
-        told = self.freed.copy()
-        for (index, at), frame in later:
-            if self.lane == KEPT:
-                self._learn_from_unit(told, self.blocks[index], at, frame)
-        end = told.end(self.lane, self.number + 1)
-        may = end > self.number + 1 and (self.number + 1, end) not in self.refused
-        for place, frame in later if may else ():  # 4.2
-            if frame.header.number == end and place[0] > self.here and is_alive(place, frame, later):
-                self._expect(frame)
-                self.here, self.at = place
-                return frame
+        for end in self._ends(later):  # 4.2
+            for place, frame in later:
+                if frame.header.number == end and place[0] > self.here and is_alive(place, frame, later):
+                    self._expect(frame)
+                    self.here, self.at = place
+                    return frame
         known = max(self.durable, self.vouched, *(frame.header.durable for _, frame in later), 0)
         if known <= self.number and not self._names_next():  # 4.3
             want(self.mode != ABSOLUTE, "torn tail")
             return None
         self._damage(f"frame {self.number + 1} had been durable and is lost")  # 4.4
         return None
+
+    def _ends(self, later: list[tuple[tuple[int, int], Frame]]) -> list[int]:
+        """What m may be, as far as each listed frame says, the greatest first."""
+        n, told = self.number + 1, self.freed.copy()
+        ends = {told.end(self.lane, n)}
+        for (index, at), frame in later if self.lane == KEPT else ():
+            self._learn_from_unit(told, self.blocks[index], at, frame)
+            ends.add(told.end(self.lane, n))
+        return sorted((end for end in ends if end > n and (n, end) not in self.refused), reverse=True)
 
     def _learn_from_unit(self, told: Freed, block: Block, at: int, frame: Frame | None) -> None:
         """Add FREED records of a frame that begins at byte `at`, and of those behind it that begin in its unit."""

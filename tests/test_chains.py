@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 import kvcodec as kv
+from formats import reader
 from kvcodec.bulk.verify import verify_log
 from kvcodec.errors import DeviceError, EraseFailed, NoSpace, ShapeError, SpecError, WornOut
 from kvcodec.flash.device import Device
@@ -254,6 +255,9 @@ class Chain:
         with kv.open(self.path, faults=self.faults) as store:
             found = read_all(store)
         assert between(found, self.allowed, self.window), self._told(found)
+        if self.lot.random() < 0.2:
+            plainly = {name: own.length for name, own in reader.Log(self.path).sequences.items()}
+            assert plainly == {name: length(own) for name, own in found.items()}
         if self.lot.random() < 0.3:
             report = verify_log(self.path)
             damage = [one for one in report.damage if one.why != "spare checksum"]

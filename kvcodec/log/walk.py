@@ -288,27 +288,30 @@ class Walk:
         that is not, in a later block. Old frames of its number that nobody accepted may be there as well.
         """
         here = -1 if self.cursor.block is None else self.cursor.block.generation
-        expected = self.cursor.number + 1
         while True:
-            end = self._told_by(later).end(self.lane, expected)
-            may = end > expected and (expected, end) not in self.refused
-            for found in alive(later, self.cursor.number) if may else ():
-                if found.frame.id.number == end and found.block.generation > here:
-                    return found
+            own = [found for found in alive(later, self.cursor.number) if found.block.generation > here]
+            for end in self._ends(later):
+                for found in own:
+                    if found.frame.id.number == end:
+                        return found
             if not self.ask():
                 return None
             later = list(self.frames.beyond(self.cursor.block, self.cursor.offset))
 
-    def _told_by(self, later: Sequence[Found]) -> FreedFrames:
-        """What is gone on purpose if the walk goes on at one of these frames. If it does not, they say nothing: a FREED
-        record that was not accepted names frames of blocks that nobody erased.
+    def _ends(self, later: Sequence[Found]) -> list[int]:
+        """Of the frames from the next one on the first that is not gone on purpose, if that is not the next one itself.
+
+        In lane KEPT this is what it is as far as each of these frames says, the last one first: if the walk does not
+        come to what says so, it counts for nothing. A FREED record that was not accepted names frames of blocks that
+        nobody erased.
         """
-        if self.lane != Lane.KEPT:
-            return self.freed
-        told = FreedFrames()
-        for run in itertools.chain(self.freed, *map(self.frames.freed_by, later)):
-            told.add(*run)
-        return told
+        expected, told = self.cursor.number + 1, FreedFrames()
+        ends = {self.freed.end(self.lane, expected)}
+        if self.lane == Lane.KEPT:
+            for run in itertools.chain(self.freed, *map(self.frames.freed_by, later)):
+                told.add(*run)
+                ends.add(told.end(self.lane, expected))
+        return sorted((end for end in ends if end > expected and (expected, end) not in self.refused), reverse=True)
 
     def _pass_over(self, gap: BadRange, frame: Frame) -> None:
         """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
