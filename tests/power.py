@@ -96,11 +96,12 @@ def apply_in_part(image, erase, lot, unit):
 
 
 def after_few_lost(before, asked, count, unit, lot, few):
-    """`after_loss` of so few of the pieces that no sync covers; all others are there."""
+    """`after_loss` of so few of the pieces that no sync covers, often of the first ones; all others are there."""
     image = bytearray(before)
     synced = max((n + 1 for n, one in enumerate(asked[:count]) if isinstance(one, Sync)), default=0)
     loose = [piece for one in asked[synced:count] if not isinstance(one, Sync) for piece in pieces(one, unit)]
-    lost = set(lot.sample(range(len(loose)), min(few, len(loose))))
+    near = len(loose) if lot.random() < 0.5 else min(len(loose), 3 * few)
+    lost = set(lot.sample(range(near), min(few, near)))
     for one in asked[:synced]:
         apply(image, one)
     for n, piece in enumerate(loose):

@@ -95,7 +95,7 @@ class Chain:
         with self.recorder.recording(), self._aged(), self._open() as store:
             self._settle(store)
             try:
-                for _ in range(self.lot.choice([0, 1, 3, 12, 12])):
+                for _ in range(self._steps()):
                     self._step(store)
                 closed = self.lot.random() < 0.3 and self._close(store)
             except DeviceError as error:
@@ -126,13 +126,20 @@ class Chain:
             yield
 
     def _open(self):
-        self.step_by_step = self.lot.random() < 0.5
+        self.step_by_step, self.synced = self._pace()
         options = {"durability": "step" if self.step_by_step else "sync", "faults": self.faults, **self.cap}
         with contextlib.suppress(NoSpace):  # records of these options have no room
             return kv.open(
                 self.path, "a", residual=self.lot.choice([0, 0, 7]), sinks=self.lot.choice([0, 3]), **options
             )
         return kv.open(self.path, "a", **options)
+
+    def _steps(self):
+        return self.lot.choice([0, 1, 3, 12, 12])
+
+    def _pace(self):
+        """Whether each step of a writer is durable, and else the share of steps behind which it syncs."""
+        return self.lot.random() < 0.5, 0.3
 
     def _close(self, store):
         """Whether there was room for rows that were in memory only."""
@@ -178,7 +185,7 @@ class Chain:
         try:
             perform(store, step)
             self._note(self._but_dropped(store, self.planned))
-            if not self.step_by_step and self.lot.random() < 0.3:
+            if not self.step_by_step and self.lot.random() < self.synced:
                 store.sync()
                 self._is_durable(store)
         except ShapeError:  # tokens without a record of their own, within a summary, or that a window has gone on from
@@ -238,13 +245,16 @@ class Chain:
             self.allowed = [self.known]
             return
         self.losses += 1
-        count = lot.randint(0 if lot.random() < 0.8 else max(0, len(asked) - 3), len(asked))
+        count = self._power_until(len(asked))
         self.path.write_bytes(self._after_loss(asked, count))
         if not closed or count < len(asked) or lot.random() < 0.5:
             sidecar_path(self.path).unlink(missing_ok=True)
         least = max(state for state, at in self.durable if at <= count)
         most = max(n for n, (_, at) in enumerate(self.states) if at <= count) + 1
         self.allowed = [known for known, _ in self.states[least : most + 1]]
+
+    def _power_until(self, asked):
+        return self.lot.randint(0 if self.lot.random() < 0.8 else max(0, asked - 3), asked)
 
     def _after_loss(self, asked, count):
         scattered = self.lot if self.lot.random() < 0.6 else None

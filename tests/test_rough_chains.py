@@ -40,6 +40,17 @@ class RoughChain(Chain):
         with super()._aged(), mock.patch.object(Device, "erase", erase_or_fail):
             yield
 
+    def _pace(self):
+        """Half of the writers sync nothing, and clean nothing: what they lose is in front of what they do not."""
+        self.quiet = self.lot.random() < 0.5
+        return (False, 0) if self.quiet else super()._pace()
+
+    def _steps(self):
+        return self.lot.choice([8, 16, 24]) if self.quiet else super()._steps()
+
+    def _power_until(self, asked):
+        return asked if self.quiet and self.lot.random() < 0.7 else super()._power_until(asked)
+
     def _after_loss(self, asked, count):
         few = self.lot.choice([1, 1, 1, 2, 3, 5])
         return after_few_lost(self.before, asked, count, self.geometry.unit_bytes, self.lot, few)
@@ -53,7 +64,7 @@ class RoughChain(Chain):
 
     def _step(self, store):
         super()._step(store)
-        if self.lot.random() < CLEANED:
+        if not self.quiet and self.lot.random() < CLEANED:
             self._clean_new(store)
 
     def _clean_new(self, store):
