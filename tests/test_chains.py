@@ -33,6 +33,8 @@ TOKEN_BYTES = 2 * 2 * 32  # of two layers' keys and values
 LEAST_BLOCKS = 14  # of a cap
 LEAST_BLOCK = 2048  # bytes, of one that can always be freed: what FREED records take may be more than cleaning gives
 SESSIONS = 12
+# What `verify` may call units that power left of an erase, where others of the block were programmed again all the same.
+LEFT_OF_AN_ERASE = "spare checksum", "padding is not zeros"
 SHARDS, CHAINS = times(40, 4000), 25
 
 
@@ -270,7 +272,7 @@ class Chain:
             assert plainly == {name: length(own) for name, own in found.items()}
         if self.lot.random() < 0.3:
             report = verify_log(self.path)
-            damage = [one for one in report.damage if one.why != "spare checksum"]
+            damage = [one for one in report.damage if one.why not in LEFT_OF_AN_ERASE]
             assert not damage, report
             assert not report.error, report
 

@@ -73,6 +73,29 @@ def test_a_jump_ends_behind_the_frames_that_are_freed(forge, recovery, lane, old
     assert plainly(forge) == kept
 
 
+def test_an_old_frame_in_a_block_that_was_freed_is_no_jump_s_end(forge):
+    """Power was lost within its erase. The frame has the number behind those that are freed, since the writer that gave
+    it first had accepted a frame 4 that power took as well.
+    """
+    forge.steps(1)
+    forge.begin_block(2)
+    block = forge.block.number
+    forge.steps(1)
+    forge.begin_block(3)
+    lost(forge)
+    crc, forge.number = forge.crc, 4
+    step(forge, session=2, session_start=5, durable=3)
+    forge.number, forge.crc = 3, crc
+    step(forge, session=3, session_start=4, durable=3)
+    forge.begin_block(4)
+    step(forge, session=3, session_start=4, durable=4)
+    kept = [1, forge.lsn, forge.lsn + 1]
+    forge.device.erase(block)
+    forge.begin_kept()
+    freed(forge, Lane.FRESH, 2, 3)
+    assert walk(forge)[0] == plainly(forge) == kept
+
+
 @pytest.mark.parametrize("gone", [1, 2])
 @pytest.mark.parametrize("lane", Lane)
 def test_an_old_frame_is_no_jump_s_end_where_the_new_one_is_damaged(forge, lane, gone):
