@@ -33,7 +33,7 @@ TOKEN_BYTES = 2 * 2 * 32  # of two layers' keys and values
 LEAST_BLOCKS = 14  # of a cap
 LEAST_BLOCK = 2048  # bytes, of one that can always be freed: what FREED records take may be more than cleaning gives
 SESSIONS = 12
-# What `verify` may call units that power left of an erase, where others of the block were programmed again all the same.
+# What `verify` may call units that power left of an erase, where others of the block were programmed again.
 LEFT_OF_AN_ERASE = "spare checksum", "padding is not zeros"
 SHARDS, CHAINS = times(40, 4000), 25
 
