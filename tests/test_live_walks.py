@@ -8,7 +8,7 @@ import pytest
 from kvcodec.errors import BlockErased, CorruptRecord, KvcodecError, TruncatedLog, UnsupportedVersion
 from kvcodec.flash.device import Device
 from kvcodec.flash.faults import Faults
-from kvcodec.layout import Kind
+from kvcodec.layout import Kind, Lane
 from kvcodec.log import lane_frames as frames_module
 from kvcodec.log import reader as reader_module
 from kvcodec.log.blocks import BlockOrder
@@ -18,13 +18,7 @@ from kvcodec.log.located import Place
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery, Report
 from kvcodec.log.takeup import take_up
-from tests.walked import (
-    here,
-    opened,
-    refused,
-    step,
-    walk,
-)
+from tests.walked import freed, here, opened, refused, step, torn, walk
 from tools.golden.forged import forged_step
 
 # -- others are at work -----------------------------------------------------------------------------------------------
@@ -75,6 +69,57 @@ def test_a_frame_of_a_block_that_is_used_anew_while_it_is_read_is_none(forge):
     with opened(forge) as log, mock.patch.object(frames_module, "read_frame", used_anew):
         assert [int(one.header["lsn"]) for one in log.poll()] == [1, 2, 4]
         assert log.fresh.cursor.number == 2
+
+
+def cleaned_on(forge):
+    """Frames 5 and 6 are cleaned too, and 7 is in a fresh block. Lane KEPT is the one that was written last."""
+    kept = forge.block, forge.offset, forge.number, forge.crc
+    forge.begin_block(forge.device.generation + 1)
+    forge.number = 6
+    step(forge)
+    forge.block, forge.offset, forge.number, forge.crc = kept
+    freed(forge, Lane.FRESH, 3, 4)
+    forge.device.erase(2)
+
+
+@pytest.mark.parametrize("torn_before", [False, True])
+def test_what_is_behind_frames_that_are_freed_is_freed_meanwhile(forge, torn_before):
+    """Once the frames behind were listed, or where nothing more was found in their blocks."""
+    forge.steps(2)
+    if torn_before:
+        torn(forge)
+    ident = {"session": 2, "session_start": 3} if torn_before else {}
+    for generation in (2, 3):
+        forge.begin_block(generation)
+        step(forge, **ident)
+        step(forge, **ident)
+    forge.begin_kept()
+    forge.steps(1)
+    if not torn_before:
+        freed(forge, Lane.FRESH, 3, 2)
+    forge.device.erase(1)
+    with opened(forge) as log:
+        ask, any_from, live = log.fresh.ask, log.fresh.frames.any_from, [True]
+
+        def ask_later():
+            while live and live.pop():
+                cleaned_on(forge)
+            return ask()
+
+        def any_later(block, unit):
+            while live and block.number == 2 and live.pop():
+                cleaned_on(forge)
+            return any_from(block, unit)
+
+        if torn_before:
+            log.fresh.ask = ask_later
+        else:
+            log.fresh.frames.any_from = any_later
+        lsns = [int(one.header["lsn"]) for one in log.poll()]
+        assert not live
+        assert log.fresh.cursor.number == 7
+        assert [lsn for lsn in lsns if lsn in (3, 4, 5, 6)] == []
+        assert {1, 2, log.lsn - 1} <= set(lsns)
 
 
 def test_a_committed_frame_that_is_impossible_is_an_error_in_all_modes(forge):
