@@ -8,7 +8,7 @@ import pytest
 
 import kvcodec as kv
 from formats import reader
-from kvcodec.errors import EraseFailed
+from kvcodec.errors import EraseFailed, NoSpace
 from kvcodec.flash.device import Device
 from kvcodec.layout import Lane, RetireCause
 from kvcodec.log.reader import Log
@@ -224,8 +224,11 @@ def test_rows_behind_frames_that_were_given_again_and_cleaned(tmp_path):
     assert lengths(path) == {"keep": 64, "precious": 10}
 
 
-def test_rows_behind_a_block_that_did_not_erase(tmp_path):
-    """It holds frames that were never accepted, the first of which has the number behind those that FREED names."""
+@pytest.mark.parametrize("full", [False, True])
+def test_rows_behind_a_block_that_did_not_erase(tmp_path, full):
+    """It holds frames that were never accepted, the first of which has the number behind those that FREED names. Where
+    there was no room to say that it did not erase, that is said later.
+    """
     path = tmp_path / "c"
     make(path, **GEOMETRY).close()
     with kv.open(path, "a") as store:
@@ -244,6 +247,8 @@ def test_rows_behind_a_block_that_did_not_erase(tmp_path):
     lose_units(path, device, block, first, BLOCK // UNIT - first)
     with never_erases({stale}, path), kv.open(path, "a") as store:
         writer, used = store._writers.fresh, {block}
+        if full:
+            store._writers.kept._reserve = mock.Mock(side_effect=[NoSpace(28, "for the first record"), *[None] * 99])
         while writer.number < number - 1:
             store.sequence(f"z{writer.number}")
             if writer.number < number - 1:
@@ -255,7 +260,7 @@ def test_rows_behind_a_block_that_did_not_erase(tmp_path):
         store.sync()
         store._cleaner.empty(used)
         store.sync()
-        assert store.device.retired[stale] == RetireCause.ERASE
+        assert store.device.retired == {stale: RetireCause.ERASE}
         store.abandon()
     assert lengths(path)["precious"] == 10
     with kv.open(path, "a") as store:  # no generation is given twice

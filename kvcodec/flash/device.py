@@ -300,7 +300,8 @@ class Device(BlockSupply):
         self.erase_counts = dict.fromkeys(range(self._untouched), mean) | counts
 
     def hold_back(self, block: int, cause: RetireCause) -> None:
-        """A block that is not in use takes nothing any more."""
+        """A block takes nothing any more; it is to be retired."""
+        self.retired.pop(block, None)
         self._erased.discard(block)
         self.failing[block] = cause
 

@@ -15,7 +15,7 @@ from kvcodec.errors import CorruptRecord, EraseFailed
 from kvcodec.flash.block import Block
 from kvcodec.flash.device import Device
 from kvcodec.flash.supply import HELD_BLOCKS
-from kvcodec.layout import HEADERS, RECORD_HEADER, Kind, RetireCause
+from kvcodec.layout import HEADERS, RECORD_HEADER, Kind, Lane, RetireCause
 from kvcodec.log.blocks import OneBlock
 from kvcodec.log.cursor import Cursor
 from kvcodec.log.frame import Record
@@ -275,8 +275,17 @@ class Cleaner:
         victim.queue.extend(self._keeper.choose(block.number, records))
         victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
+        if victim.queue and block.lane == Lane.FRESH:
+            self._settle_up_to(victim.waits_for if span is None else span.end - 1)
         self._victim = victim
         return True
+
+    def _settle_up_to(self, frame: int) -> None:
+        """Make frames of lane FRESH durable before anything in them is copied: a crash that took the frame and left the
+        copy would leave it without the frames that it stands on.
+        """
+        if self._writers.fresh.durable < frame:
+            self._writers.fresh.settle()
 
     def _read(self, walk: Walk, block: Block) -> list[Located] | None:
         """All records of a block that has frames; None if not all of them are there any more."""

@@ -62,6 +62,7 @@ class Log:
         self.pending: dict[Lane, Pending] = {}
         self.lsn = 0
         self._more: list[Sequence[Located]] = []  # of lane KEPT
+        self._refused_as_of = np.empty(0, np.uint64)  # generations of the blocks where `kept` refused to go on
         self._left_out = False
 
     @property
@@ -136,6 +137,8 @@ class Log:
         """Records of lane KEPT, and what those of them say that is for the log as a whole."""
         if self.kept.cursor.number == 0:
             return self._begin_kept(careful=careful)
+        if self.kept.refused and not np.array_equal(self._refused_as_of, self.device.generations()):
+            self.kept.refused = ()  # a writer came, and may free frames of these numbers
         found = self.kept.poll() if careful else self.kept.poll_table()
         for one in _for_the_log(found):
             self.learn(one)
@@ -160,6 +163,7 @@ class Log:
             if not lost:
                 break
             refused.update(lost)
+            self._refused_as_of = self.device.generations()
             self.kept = Walk(self.device, self.recovery, Lane.KEPT, self.freed, trusting=True)
             self.kept.known_durable, self.kept.refused = durable, refused
         for run in freed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvcodec.errors import Uncorrectable
+from kvcodec.errors import NoSpace, Uncorrectable
 from kvcodec.flash.device import Device
 from kvcodec.layout import FRAME_OVERHEAD, RetireCause
 from kvcodec.log.located import Located
@@ -19,12 +19,19 @@ def body_limit(device: Device) -> int:
 
 
 def retire_blocks(device: Device, writers: Writers, causes: Mapping[int, RetireCause]) -> Sequence[Located]:
-    """Use these blocks no more, of which none is open; durable when it returns. Gives the records that say so."""
+    """Use these blocks no more, of which none is open; durable when it returns. Gives the records that say so. Raises
+    NoSpace, with the blocks left as ones that failed.
+    """
     for block, cause in causes.items():
         device.retire(block, cause)
     if not causes:
         return []
-    located = writers.kept.append(retired_records(causes, body_limit(device)))
+    try:
+        located = writers.kept.append(retired_records(causes, body_limit(device)))
+    except NoSpace:
+        for block, cause in causes.items():
+            device.hold_back(block, cause)
+        raise
     writers.kept.sync()
     return located
 

@@ -62,6 +62,8 @@ def take_up(device: Device, log: Log) -> Writers:
     for a damaged log, EraseFailed for one that can't be taken up.
     """
     check_writable(log)
+    for walk in log.walks:
+        walk.leave_unaccepted()
     accepted = {b.number: b for walk in log.walks for b in walk.blocks.in_use() if _is_accepted(walk, b.generation)}
     device.retired = log.retired
     unknown = (b for b in range(device.present_blocks()) if b not in accepted and b not in device.retired)

@@ -151,6 +151,13 @@ class Walk:
             self.totals.host += sum(host_bytes(header) for _, header in frame.records)
         self.lsn = max(self.lsn, *(int(header["lsn"]) for _, header in frame.records), 0)
 
+    def leave_unaccepted(self) -> None:
+        """Stand in front of all blocks again if no frame of the first one was taken: nobody accepted those that may be
+        in it all the same.
+        """
+        if not self.cursor.number:
+            self.cursor, self.totals = Cursor(), Counters()
+
     def counters(self) -> Counters:
         """Cumulative bytes up to the cursor; of the open block all units that were programmed."""
         block = self.cursor.block

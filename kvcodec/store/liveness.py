@@ -157,7 +157,8 @@ class Liveness:
         wider = newer["end_token"] >= header["end_token"]
         if ((newer["scope"] == DropScope.TAIL) | ((newer["scope"] == DropScope.RANGE) & wider)).any():
             return True
-        layers = {n for n, layer in enumerate(self._index.sequences[number].model.layers) if layer.window}
+        all_layers = self._index.sequences[number].model.layers
+        layers = {n for n, layer in enumerate(all_layers) if layer.window and layer.streams}
         if int(header["scope"]) == DropScope.SUMMARY and layers:
             layers &= self._summarised(header)
         others = newer[(newer["scope"] == DropScope.SUMMARY) & wider]
