@@ -102,7 +102,7 @@ def fork(store):
 
 def cut(store):
     store.sequence("x").truncate(16)
-    return lambda: append(store.sequence("x"), data(16, 5))
+    return lambda: (append(store.sequence("x"), data(16, 5)), store._log_open_rows())
 
 
 @pytest.mark.parametrize("change", [begin_anew, begin, fork, cut])
