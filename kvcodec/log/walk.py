@@ -7,7 +7,6 @@ reached the medium (formats/frame.md).
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from kvcodec.errors import CorruptRecord
 from kvcodec.flash.block import Block, Counters
 from kvcodec.flash.device import Device
 from kvcodec.layout import FrameType, Lane
+from kvcodec.log.behind import behind_freed, freed_ends
 from kvcodec.log.blocks import BlockOrder
 from kvcodec.log.broken import Broken
 from kvcodec.log.cursor import Cursor, Span
@@ -291,34 +291,17 @@ class Walk:
         return self._damaged(why, later)
 
     def _behind_freed(self, later: Sequence[Found]) -> Found | None:
-        """Where to go on behind frames that are gone on purpose, as far as is known or can be learnt: at the first one
-        that is not, in a later block. Old frames of its number that nobody accepted may be there as well.
-        """
-        here = -1 if self.cursor.block is None else self.cursor.block.generation
+        """Where to go on behind frames that are gone on purpose, as far as is known or can be learnt."""
+        here = self.cursor
         while True:
-            own = [found for found in alive(later, self.cursor.number) if found.block.generation > here]
-            for end in self._ends(later):
-                for found in own:
-                    if found.frame.id.number == end:
-                        return found
+            told = [] if self.lane != Lane.KEPT else [self.frames.freed_by(found) for found in later]
+            ends = freed_ends(self.freed, told, self.lane, here.number + 1)
+            refused = {end for first, end in self.refused if first == here.number + 1}
+            if (found := behind_freed(later, here, [end for end in ends if end not in refused])) is not None:
+                return found
             if not self.ask():
                 return None
-            later = list(self.frames.beyond(self.cursor.block, self.cursor.offset))
-
-    def _ends(self, later: Sequence[Found]) -> list[int]:
-        """Of the frames from the next one on the first that is not gone on purpose, if that is not the next one itself.
-
-        In lane KEPT this is what it is as far as each of these frames says, the last one first: if the walk does not
-        come to what says so, it counts for nothing. A FREED record that was not accepted names frames of blocks that
-        nobody erased.
-        """
-        expected, told = self.cursor.number + 1, FreedFrames()
-        ends = {self.freed.end(self.lane, expected)}
-        if self.lane == Lane.KEPT:
-            for run in itertools.chain(self.freed, *map(self.frames.freed_by, later)):
-                told.add(*run)
-                ends.add(told.end(self.lane, expected))
-        return sorted((end for end in ends if end > expected and (expected, end) not in self.refused), reverse=True)
+            later = list(self.frames.beyond(here.block, here.offset))
 
     def _pass_over(self, gap: BadRange, frame: Frame) -> None:
         """What lies between two frames is a gap on purpose only if a writer began anew behind it; else it was padding
