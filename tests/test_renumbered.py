@@ -2,6 +2,7 @@
 namesakes, also where the block of those was cleaned since.
 """
 
+import contextlib
 from unittest import mock
 
 import pytest
@@ -184,6 +185,16 @@ def lengths(path):
     return found
 
 
+@contextlib.contextmanager
+def begun(path):
+    """A log with one sequence, all synced."""
+    make(path, **GEOMETRY).close()
+    with kv.open(path, "a") as store:
+        append(store.sequence("keep"), data(64, 1))
+        store.sync()
+        yield store
+
+
 def never_erases(which, path):
     """Blocks that fail to be erased."""
     own = Device.erase
@@ -201,10 +212,7 @@ def test_rows_behind_frames_that_were_given_again_and_cleaned(tmp_path):
     The next writer gives their numbers again, and its blocks are cleaned.
     """
     path = tmp_path / "c"
-    make(path, **GEOMETRY).close()
-    with kv.open(path, "a") as store:
-        append(store.sequence("keep"), data(64, 1))
-        store.sync()
+    with begun(path) as store:
         writer = store._writers.fresh
         block, first = writer.block.number, writer._unit_start // UNIT
         store.sequence("x")
@@ -230,10 +238,7 @@ def test_rows_behind_a_block_that_did_not_erase(tmp_path, full):
     there was no room to say that it did not erase, that is said later.
     """
     path = tmp_path / "c"
-    make(path, **GEOMETRY).close()
-    with kv.open(path, "a") as store:
-        append(store.sequence("keep"), data(64, 1))
-        store.sync()
+    with begun(path) as store:
         writer = store._writers.fresh
         writer.begin_block()
         block, first, n = writer.block.number, writer._unit_start // UNIT, 0

@@ -3,18 +3,15 @@ are closed: numbers of frames are given again, and those that had them first are
 """
 
 import contextlib
-import shutil
 from unittest import mock
 
 import pytest
 
 from kvcodec.errors import EraseFailed
 from kvcodec.flash.device import Device
-from tests.campaigns import times
 from tests.power import after_few_lost
-from tests.test_chains import SESSIONS, Chain
+from tests.test_chains import SHARDS, Chain, live_all
 
-SHARDS, CHAINS = times(40, 4000), 25
 FAILING, CLEANED = 0.04, 0.35  # shares of erases, and of steps behind which blocks are cleaned
 
 
@@ -85,12 +82,4 @@ def test_some_rough_chains(tmp_path, seed):
 @pytest.mark.campaign
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_rough_chains_of_writers(tmp_path, shard):
-    losses = 0
-    for seed in range(100 + shard * CHAINS, 100 + (shard + 1) * CHAINS):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        chain = RoughChain(folder, seed)
-        chain.live(SESSIONS)
-        losses += chain.losses
-        shutil.rmtree(folder)
-    assert losses > 4 * CHAINS
+    live_all(RoughChain, tmp_path, shard)
