@@ -18,6 +18,7 @@ from kvcodec.log.reader import Cursor, Log
 from kvcodec.log.sidecar import LaneEnd, load_sidecar, sidecar_path, write_sidecar
 from tests.caches import TINY
 from tests.fuzz.log_seeds import NAMES, log_seed
+from tests.test_lifecycle import append, data, make
 
 
 def forge(tmp_path, name, change):
@@ -126,6 +127,28 @@ def assert_unknown(path, raw, *, durable=(0, 0)):
         assert [walk.known_durable for walk in log.walks] == list(durable)
         assert [walk.cursor for walk in log.walks] == [Cursor(), Cursor()]
         assert (log.lsn, log.retired, len(log.freed), log.report.frames) == (0, {}, 0, 0)
+
+
+@pytest.mark.parametrize("cleaned_too", [False, True])
+def test_a_sidecar_stays_of_use_where_a_writer_appended_nothing(tmp_path, cleaned_too):
+    """Or nothing to one of the lanes: it names where their last frames end, before the padding of a sync."""
+    path = tmp_path / "c"
+
+    def entries():
+        with contextlib.closing(Device.open(path)) as device:
+            return len(load_sidecar(path, Log(device), resume=True))
+
+    with make(path) as store:
+        append(store.sequence("a"), data(70, 1))
+        if cleaned_too:
+            store._cleaner.empty({store.log.fresh.blocks.in_use()[0].number})
+    before = entries()
+    assert before
+    for appended in (0, 0, 3, 0):
+        with kv.open(path, "a") as store:
+            if appended:
+                append(store.sequence("a"), data(appended, 1))
+        assert entries() >= before
 
 
 def test_a_sidecar_sets_a_log_where_a_walk_ends(cleaned):

@@ -47,6 +47,7 @@ class Walk:
         self.refused: Collection[Run] = ()
         self.passed = False
         self.cursor = Cursor()
+        self.padding = 0  # bytes behind the last frame that the cursor was moved over
         self.report = Report()
         self.totals = Counters()
         self.lsn = 0
@@ -97,6 +98,7 @@ class Walk:
         out += (Located(Place(block.generation, block.number, at), header) for at, header in frame.records)
         self._count(frame)
         self.note(block, self.cursor.offset, frame.id.number, frame.id.number, frame.id.previous)
+        self.padding = 0
         self.cursor = Cursor(
             block,
             frame.end,
@@ -139,6 +141,8 @@ class Walk:
         self.totals.compacted += found.compacted
         self.totals.host += found.host
         self.lsn = max(self.lsn, found.lsn)
+        if found.frames:
+            self.padding = 0
         self.cursor = found.cursor
 
     def _count(self, frame: Frame) -> None:
@@ -171,7 +175,7 @@ class Walk:
             self.totals = replace(block.before) if block.before else self.counters()
             if here is not None:
                 self.device.release(here.number)  # so that a walk over a log holds one block in memory, not all
-        self.cursor = replace(self.cursor, block=block, offset=offset)
+        self.cursor, self.padding = replace(self.cursor, block=block, offset=offset), 0
 
     def _next_frame(self) -> Frame | None:
         """The frame that continues the chain, the cursor set to where it begins; None at the end of the log."""
@@ -217,6 +221,7 @@ class Walk:
             rest = self.device.data(block.number, self.cursor.offset, self.frames.unit - inside)
             if rest.size == self.frames.unit - inside and not rest.any():
                 self.cursor = replace(self.cursor, offset=self.cursor.offset + rest.size)
+                self.padding += rest.size
 
     def _first_continues(self, block: Block) -> bool:
         frame = self.frames.first_of(block)

@@ -52,7 +52,7 @@ class LaneWriter:
         self._failed = False
         self._witnessed = True
         self._frames = walk.report.frames
-        self._frame_end = walk.cursor.offset
+        self._frame_end = walk.cursor.offset - walk.padding
         self._unit_start = self._pending_from = next_unit * self._unit
         device.resume(self.lane, self._block, next_unit, walk.counters())
         self._settled = self.counters.programmed
