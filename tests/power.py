@@ -95,15 +95,20 @@ def apply_in_part(image, erase, lot, unit):
             apply(image, Erase(erase.offset + at, size))
 
 
-def after_few_lost(before, asked, count, unit, lot, few):
-    """`after_loss` of so few of the pieces that no sync covers, often of the first ones; all others are there."""
+def synced_and_loose(before, asked, unit):
+    """The file as the last sync left it, as a bytearray, and the pieces that were asked since."""
+    synced = max((n + 1 for n, one in enumerate(asked) if isinstance(one, Sync)), default=0)
     image = bytearray(before)
-    synced = max((n + 1 for n, one in enumerate(asked[:count]) if isinstance(one, Sync)), default=0)
-    loose = [piece for one in asked[synced:count] if not isinstance(one, Sync) for piece in pieces(one, unit)]
-    near = len(loose) if lot.random() < 0.5 else min(len(loose), 3 * few)
-    lost = set(lot.sample(range(near), min(few, near)))
     for one in asked[:synced]:
         apply(image, one)
+    return image, [piece for one in asked[synced:] for piece in pieces(one, unit)]
+
+
+def after_few_lost(before, asked, count, unit, lot, few):
+    """`after_loss` of so few of the pieces that no sync covers, often of the first ones; all others are there."""
+    image, loose = synced_and_loose(before, asked[:count], unit)
+    near = len(loose) if lot.random() < 0.5 else min(len(loose), 3 * few)
+    lost = set(lot.sample(range(near), min(few, near)))
     for n, piece in enumerate(loose):
         if n not in lost:
             apply(image, piece)

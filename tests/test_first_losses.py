@@ -10,21 +10,13 @@ from kvcodec.flash.device import Device
 from kvcodec.layout import Lane
 from kvcodec.log.reader import Log
 from kvcodec.log.sidecar import sidecar_path
-from kvcodec.log.takeup import take_up
-from tests.power import Recorder, Sync, apply, pieces
+from tests.power import Recorder, apply, synced_and_loose
 from tests.test_lifecycle import append, data, make
 from tests.test_plain_reader import read_packaged, read_plainly
-from tests.walked import freed, step, walk
+from tests.walked import freed, step, taken_up, walk
 from tools.golden.forge import Forge
 
 UNIT = 64
-
-
-def taken_up(device):
-    """A log that was read, and its writers."""
-    log = Log(device)
-    log.poll()
-    return log, take_up(device, log)
 
 
 @pytest.mark.parametrize("lane", Lane)
@@ -39,7 +31,7 @@ def test_no_writer_goes_on_in_a_block_of_which_nothing_was_accepted(forge, lane)
     for _ in range(2):
         step(forge, durable=0)
     stale = forge.block.number
-    log, writers = taken_up(forge.device)
+    log, writers = taken_up(forge)
     assert forge.device.block(stale) is None
     own = writers[lane]
     assert (own.block, own.number, own.counters.programmed) == (None, 0, 0)
@@ -143,10 +135,7 @@ def fill_block(store, seed):
 
 def each_loss(before, asked):
     """The file without one of the pieces that no sync covers, for the first ones."""
-    start = max((n + 1 for n, one in enumerate(asked) if isinstance(one, Sync)), default=0)
-    base, loose = bytearray(before), [piece for one in asked[start:] for piece in pieces(one, UNIT)]
-    for one in asked[:start]:
-        apply(base, one)
+    base, loose = synced_and_loose(before, asked, UNIT)
     for lost in range(min(len(loose), 12)):
         image = bytearray(base)
         for n, piece in enumerate(loose):

@@ -12,13 +12,11 @@ from formats import reader
 from kvcodec.errors import EraseFailed, NoSpace
 from kvcodec.flash.device import Device
 from kvcodec.layout import Lane, RetireCause
-from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
 from kvcodec.log.retired import retired_records
 from kvcodec.log.sidecar import sidecar_path
-from kvcodec.log.takeup import take_up
 from tests.test_lifecycle import append, data, make
-from tests.walked import REFUSES, freed, lost, refused, step, walk
+from tests.walked import REFUSES, freed, lost, refused, step, taken_up, walk
 
 BLOCK, UNIT = 4096, 64
 GEOMETRY = {"device": f"page={UNIT},unit={UNIT},block={BLOCK}", "capacity": 64 * BLOCK}
@@ -270,13 +268,6 @@ def test_rows_behind_a_block_that_did_not_erase(tmp_path, full):
     assert lengths(path)["precious"] == 10
     with kv.open(path, "a") as store:  # no generation is given twice
         assert store.device.generation >= max(store.device.generations())
-
-
-def taken_up(forge):
-    """A log that was read, and its writers."""
-    log = Log(forge.device)
-    log.poll()
-    return log, take_up(forge.device, log)
 
 
 def test_a_block_of_lane_kept_that_nobody_accepted_must_erase(forge):

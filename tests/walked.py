@@ -13,6 +13,7 @@ from kvcodec.log import walk as walk_module
 from kvcodec.log.frame import new_record
 from kvcodec.log.reader import Log
 from kvcodec.log.recover import Recovery
+from kvcodec.log.takeup import take_up
 from tools.golden.forge import Forge
 from tools.golden.forged import forged_step
 
@@ -89,6 +90,13 @@ def opened(forge, recovery="torn-tail", known=(0, 0)):
         yield log
     finally:
         device.close()
+
+
+def taken_up(forge):
+    """A log that was read, and its writers."""
+    log = Log(forge.device)
+    log.poll()
+    return log, take_up(forge.device, log)
 
 
 def walk(forge, recovery="torn-tail", known=(0, 0)):

@@ -275,8 +275,8 @@ class Cleaner:
         victim.queue.extend(self._keeper.choose(block.number, records))
         victim.queue_bytes = sum(map(_size, victim.queue))
         victim.waits_for = self._writers.fresh.number
-        if victim.queue and block.lane == Lane.FRESH:
-            self._settle_up_to(victim.waits_for if span is None else span.end - 1)
+        if victim.queue and span is not None and block.lane == Lane.FRESH:
+            self._settle_up_to(span.end - 1)
         self._victim = victim
         return True
 

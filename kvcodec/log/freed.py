@@ -31,9 +31,7 @@ class FreedFrames:
 
     def covers(self, lane: Lane, first: int, end: int) -> bool:
         """Whether all frames first … end - 1 are gone; true of none."""
-        runs = self._runs[lane]
-        at = bisect_right(runs, first, key=lambda run: run[0]) - 1
-        return first >= end or (at >= 0 and end <= runs[at][1])
+        return self.end(lane, first) >= end
 
     def end(self, lane: Lane, first: int) -> int:
         """The first frame from `first` on that is not gone."""
